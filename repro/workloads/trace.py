@@ -1,0 +1,196 @@
+"""A trace: when each request arrives and how long its prompt and output are; and the card that says what it is.
+
+Everything downstream sees a workload only as these three arrays, so that the simulator, the real model and the GPU run
+the same requests. The card states how the trace was made and how it looks, so that a reader can judge it without the
+code. This module does not know where lengths come from (`repro.workloads.lengths`) nor what the tokens are.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import math
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from repro.errors import UserError
+from repro.workloads.lengths import ARRIVALS_STREAM, LengthSource, SourceFacts
+
+TICK_S = 0.01  # the authors draw a Poisson count of arrivals for each 10 ms
+MAX_REQUESTS = 20_000_000  # a trace beyond this is a slip of the keyboard, not an experiment
+QUANTILES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99)
+PROMPT_RANGES = (16, 64, 256, 1024)  # last prompt length of each range but the open one
+
+
+@dataclass(frozen=True)
+class TraceCard:
+    """What a trace is and how it looks. Lengths in tokens, times in seconds; everything but `source` is of this trace."""
+
+    workload: str
+    source: SourceFacts
+    arrivals: str
+    rate_per_s: float
+    duration_s: float
+    seed: int
+    num_requests: int
+    mean_prompt_tokens: float
+    mean_output_tokens: float
+    mean_inverse_output: float  # normalized latency weighs a request by 1 / output
+    prompt_quantiles: tuple[float, ...]  # at QUANTILES
+    output_quantiles: tuple[float, ...]
+    rank_correlation: float | None  # Spearman's, of prompt and output; None where one of them is constant
+    mean_output_by_prompt: tuple[tuple[str, int, float | None], ...]  # (prompt range, requests, mean output)
+    hash: str
+
+    @property
+    def equals_paper_trace(self) -> bool:
+        """Whether the length pairs that this trace draws from are exactly those of the paper's trace, by content."""
+        return self.source.equals_paper_trace
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able, with `equals_paper_trace` and the quantile levels."""
+        levels = [f"p{100 * level:g}" for level in QUANTILES]
+        return dataclasses.asdict(self) | {
+            "equals_paper_trace": self.equals_paper_trace,
+            "prompt_quantiles": dict(zip(levels, self.prompt_quantiles)),
+            "output_quantiles": dict(zip(levels, self.output_quantiles)),
+        }
+
+    def __str__(self) -> str:
+        source = self.source
+        count = "a distribution" if source.num_pairs is None else f"{source.num_pairs:,} pairs"
+        correlation = "undefined" if self.rank_correlation is None else f"{self.rank_correlation:+.3f}"
+        ranges = ", ".join(f"{mean:.0f} for {name}" for name, _, mean in self.mean_output_by_prompt if mean is not None)
+        paper = "equal those of the paper's trace" if self.equals_paper_trace else "are not those of the paper's trace"
+        return "\n".join(
+            [
+                f"{self.workload}: {self.num_requests:,} requests, {self.rate_per_s:g}/s for {self.duration_s:g} s, "
+                f"seed {self.seed}, hash {self.hash[:12]}",
+                f"lengths: {source.source}: {count}; {source.filter}; mean {source.mean_prompt_tokens:.2f} / "
+                f"{source.mean_output_tokens:.2f}; they {paper}",
+                f"drawn by: {source.recipe}",
+                f"arrivals: {self.arrivals}",
+                f"this trace: mean {self.mean_prompt_tokens:.2f} / {self.mean_output_tokens:.2f}, rank correlation "
+                f"{correlation}, mean output {ranges} prompt tokens",
+            ]
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """`num_requests` requests in order of arrival: three arrays of one length, read-only.
+
+    Raises ValueError where the arrays cannot be a trace.
+    """
+
+    name: str
+    arrival_s: np.ndarray  # float64, not decreasing
+    prompt_tokens: np.ndarray  # int64, at least 1
+    output_tokens: np.ndarray  # int64, at least 1
+    card: TraceCard
+
+    def __post_init__(self) -> None:
+        dtypes = (("arrival_s", np.float64), ("prompt_tokens", np.int64), ("output_tokens", np.int64))
+        for field, dtype in dtypes:
+            array = getattr(self, field)
+            if array.dtype != dtype or array.shape != self.arrival_s.shape or array.ndim != 1:
+                raise ValueError(f"{field}: need {dtype.__name__}, one value a request; got {array.dtype} {array.shape}")
+            array.setflags(write=False)
+        if not np.isfinite(self.arrival_s).all() or (np.diff(self.arrival_s) < 0).any():
+            raise ValueError("arrival_s must be finite and must not decrease")
+        if len(self) and min(self.prompt_tokens.min(), self.output_tokens.min()) < 1:
+            raise ValueError("every prompt and every output has at least one token")
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    @functools.cached_property
+    def hash(self) -> str:
+        """sha256 of the three arrays."""
+        return _hash_arrays(self.arrival_s, self.prompt_tokens, self.output_tokens)
+
+
+def _hash_arrays(arrival_s: np.ndarray, prompt_tokens: np.ndarray, output_tokens: np.ndarray) -> str:
+    digest = hashlib.sha256()
+    for array, dtype in ((arrival_s, "<f8"), (prompt_tokens, "<i8"), (output_tokens, "<i8")):
+        digest.update(np.ascontiguousarray(array, dtype=dtype).tobytes())
+    return digest.hexdigest()
+
+
+def poisson_arrivals(rate_per_s: float, duration_s: float, seed: int) -> np.ndarray:
+    """Arrival times in [0, duration_s), float64, sorted: independent Poisson counts per 10 ms, as the authors drew them.
+
+    All arrivals of a tick carry its start. The counts come from a Poisson process whose times are floored to the tick;
+    its unit-rate gaps depend on the seed alone, so traces of one seed at two rates are one pattern on two time scales:
+    what differs along a curve over rates is the rate.
+    Raises UserError where rate, duration or seed cannot be, or the trace would be absurdly long.
+    """
+    for name, value, remedy in (("rate", rate_per_s, "requests per second"), ("duration_s", duration_s, "seconds")):
+        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value <= 0:
+            raise UserError(f"{name} is {value!r}: it must be a positive number of {remedy}")
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
+        raise UserError(f"seed is {seed!r}: it must be a whole number of at least 0")
+    expected = rate_per_s * duration_s
+    if expected > MAX_REQUESTS:
+        raise UserError(
+            f"rate {rate_per_s:g}/s for {duration_s:g} s makes about {expected:.2g} requests, more than {MAX_REQUESTS:,}: "
+            "lower the rate or the duration"
+        )
+    rng = np.random.default_rng([seed, ARRIVALS_STREAM])
+    times = np.zeros(1)
+    while times[-1] < expected:  # nearly always once: six standard deviations to spare
+        more = int(expected - times[-1] + 6 * math.sqrt(expected)) + 10
+        times = np.concatenate([times, times[-1] + np.cumsum(rng.standard_exponential(more))])
+    times = times[1:] / rate_per_s
+    return np.floor(times[times < duration_s] / TICK_S) * TICK_S
+
+
+def rank_correlation(x: np.ndarray, y: np.ndarray) -> float | None:
+    """Spearman's correlation of two arrays of non-negative integers (ties share their mean rank), None if undefined."""
+    ranks = []
+    for values in (x, y):
+        counts = np.bincount(values)
+        ranks.append((np.cumsum(counts) - (counts - 1) / 2)[values])
+    if len(x) < 2 or np.ptp(ranks[0]) == 0 or np.ptp(ranks[1]) == 0:
+        return None
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+def _mean_output_by_prompt(prompt: np.ndarray, output: np.ndarray) -> tuple[tuple[str, int, float | None], ...]:
+    group = np.searchsorted(PROMPT_RANGES, prompt)
+    counts = np.bincount(group, minlength=len(PROMPT_RANGES) + 1)
+    totals = np.bincount(group, weights=output, minlength=len(PROMPT_RANGES) + 1)
+    starts = (1, *(last + 1 for last in PROMPT_RANGES))
+    names = [f"{start}-{last}" for start, last in zip(starts, PROMPT_RANGES)] + [f"{starts[-1]}+"]
+    return tuple((name, int(n), float(t / n) if n else None) for name, n, t in zip(names, counts, totals))
+
+
+def build_trace(workload: str, lengths: LengthSource, rate_per_s: float, duration_s: float, seed: int) -> Trace:
+    """A trace of Poisson arrivals whose lengths are drawn from `lengths`; UserError when no request arrives at all."""
+    arrival_s = poisson_arrivals(rate_per_s, duration_s, seed)
+    if len(arrival_s) == 0:
+        raise UserError(
+            f"no request arrives within {duration_s:g} s at rate {rate_per_s:g}/s (seed {seed}): raise one of the two"
+        )
+    prompt, output = np.ascontiguousarray(lengths.draw(len(arrival_s), seed).T)
+    card = TraceCard(
+        workload=workload,
+        source=lengths.facts,
+        arrivals="Poisson, counts per 10 ms, each arrival at the start of its 10 ms; one seed gives one pattern of unit-rate "
+        "gaps, scaled to the rate",
+        rate_per_s=float(rate_per_s),
+        duration_s=float(duration_s),
+        seed=int(seed),
+        num_requests=len(arrival_s),
+        mean_prompt_tokens=float(prompt.mean()),
+        mean_output_tokens=float(output.mean()),
+        mean_inverse_output=float((1.0 / output).mean()),
+        prompt_quantiles=tuple(float(q) for q in np.quantile(prompt, QUANTILES)),
+        output_quantiles=tuple(float(q) for q in np.quantile(output, QUANTILES)),
+        rank_correlation=rank_correlation(prompt, output),
+        mean_output_by_prompt=_mean_output_by_prompt(prompt, output),
+        hash=_hash_arrays(arrival_s, prompt, output),
+    )
+    return Trace(workload, arrival_s, prompt, output, card)
