@@ -1,0 +1,69 @@
+"""What the paper's own figures show, so that every figure of ours can lay the paper's points beside it.
+
+The numbers were read off the vector graphics of arXiv:2309.06180's PDF, each panel calibrated on its own tick marks
+(residual under 0.001 of the axis); nothing here was measured by us. A point is [x, y]. A third item, "off", marks where
+a line leaves the top of its plot: that is a place on the drawn line, not a measured point. Systems carry our ids.
+
+What is kept, by figure: fig1 (GB and token/s against the batch), fig2 (% of the KV cache), fig12, fig14, fig16, fig17
+(normalized latency in s/token against the request rate in req/s, by panel and system), fig18a (us against the context
+length), fig18b and fig19b (s/token against the block size), fig19a (ms against the block size). Fig. 11's histograms
+belong to `repro.workloads`. The module knows nothing of claims or of how a curve is drawn.
+"""
+
+import json
+from functools import cache
+from importlib import resources
+from typing import Any
+
+Point = tuple[float, float]
+
+
+@cache
+def _curves() -> dict[str, Any]:
+    return json.loads(resources.files(__package__).joinpath("curves.json").read_text(encoding="utf-8"))
+
+
+def names() -> list[str]:
+    """The figures whose data are kept, in the paper's order."""
+    return list(_curves())
+
+
+def figure(name: str) -> dict[str, Any]:
+    """A copy of the figure's data, e.g. ``figure("fig12")["opt-13b/sharegpt"]["vllm"]``; KeyError if it is not kept."""
+    return json.loads(json.dumps(_curves()[name]))
+
+
+def line(name: str, *path: str) -> list[Point]:
+    """Every vertex of one drawn line, the exit through the top of the plot included."""
+    return [(point[0], point[1]) for point in _follow(name, path)]
+
+
+def points(name: str, *path: str) -> list[Point]:
+    """The measured points of one drawn line: `line` without the places where it leaves the plot."""
+    return [(point[0], point[1]) for point in _follow(name, path) if "off" not in point[2:]]
+
+
+def _follow(name: str, path: tuple[str, ...]) -> list[list[Any]]:
+    curve: Any = _curves()[name]
+    for step in path:
+        curve = curve[step]
+    return curve
+
+
+def crossing(vertices: list[Point], level: float) -> float | None:
+    """x where the line first rises through `level`, interpolated linearly between vertices; None if it never does.
+
+    Interpolating between coarse points reads a convex curve up to 6 % early: compare like with like.
+    """
+    for (x0, y0), (x1, y1) in zip(vertices, vertices[1:]):
+        if y0 < level <= y1:
+            return x0 + (x1 - x0) * (level - y0) / (y1 - y0)
+    return None
+
+
+def crossings(name: str, level: float = 0.5) -> dict[str, dict[str, float | None]]:
+    """Request rate (req/s) at which each drawn latency curve of `name` reaches `level` s/token: panel -> system -> rate."""
+    return {
+        panel: {system: crossing(line(name, panel, system), level) for system in systems}
+        for panel, systems in _curves()[name].items()
+    }
