@@ -1,0 +1,130 @@
+"""The main loop: requests arrive, the scheduler decides, the executor runs, the clock moves.
+
+The engine is the only part that knows the time. With a VirtualClock it replays hours in seconds; with a WallClock the same
+loop serves for real.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from repro.executor.interface import Executor
+from repro.scheduler import Scheduler, SchedulerOutput
+from repro.sequence import Request, SequenceGroup
+
+
+class Clock(ABC):
+    """Seconds since the run began."""
+
+    @property
+    @abstractmethod
+    def now(self) -> float: ...
+
+    @abstractmethod
+    def spend(self, seconds: float) -> None:
+        """An iteration took this long."""
+
+    @abstractmethod
+    def wait_until(self, moment: float) -> None: ...
+
+
+class VirtualClock(Clock):
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    @property
+    def now(self) -> float:
+        return self._now
+
+    def spend(self, seconds: float) -> None:
+        self._now += seconds
+
+    def wait_until(self, moment: float) -> None:
+        self._now = max(self._now, moment)
+
+
+class WallClock(Clock):
+    """Real time, which passes by itself."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+
+    @property
+    def now(self) -> float:
+        return time.perf_counter() - self._start
+
+    def spend(self, seconds: float) -> None:
+        pass
+
+    def wait_until(self, moment: float) -> None:
+        time.sleep(max(0.0, moment - self.now))
+
+
+@dataclass(slots=True)
+class Outcome:
+    """When a request got its first token and its last one (seconds), and how often it was driven out."""
+
+    request: Request
+    first_token_s: float = math.nan
+    finish_s: float = math.nan
+    num_preemptions: int = 0
+
+    @property
+    def normalized_latency_s(self) -> float:
+        """End-to-end latency over output length, in s/token (§6.1)."""
+        return (self.finish_s - self.request.arrival_s) / self.request.output_tokens
+
+
+#: called after each output has run and before it is accounted for: (engine, output, seconds at its start)
+Observer = Callable[["Engine", SchedulerOutput, float], None]
+
+
+class Engine:
+    """Runs a list of requests, sorted by arrival, to the end of the last one."""
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, clock: Clock | None = None,
+                 observers: Iterable[Observer] = ()) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.clock = clock or VirtualClock()
+        self.observers = tuple(observers)
+        self._outcomes: dict[SequenceGroup, Outcome] = {}
+
+    def run(self, requests: Iterable[Request]) -> list[Outcome]:
+        """Outcomes in the order of the requests. UserError if one of them can never fit, before its turn comes."""
+        arrivals = iter(requests)
+        upcoming = next(arrivals, None)
+        while upcoming is not None or self.scheduler.has_work:
+            while upcoming is not None and upcoming.arrival_s <= self.clock.now:
+                self._outcomes[self.scheduler.add(upcoming)] = Outcome(upcoming)
+                upcoming = next(arrivals, None)
+            if self.scheduler.has_work:
+                self.step(math.inf if upcoming is None else upcoming.arrival_s)
+            else:
+                self.clock.wait_until(upcoming.arrival_s)
+        return list(self._outcomes.values())
+
+    def step(self, next_arrival_s: float = math.inf) -> None:
+        """One iteration, or as many equal ones as begin before the next arrival."""
+        start = self.clock.now
+        output = self.scheduler.schedule()
+        until = next_arrival_s if self.scheduler.admits_on_arrival else math.inf
+        self.scheduler.extend(output, self.executor.lookahead(output, start, until))
+        result = self.executor.execute(output)
+        for seconds in result.durations_s:
+            self.clock.spend(seconds)
+        for observer in self.observers:
+            observer(self, output, start)
+        now = self.clock.now
+        for prefill in output.prefills:
+            outcome = self._outcomes[prefill.group]
+            if math.isnan(outcome.first_token_s):
+                outcome.first_token_s = now
+        for group in self.scheduler.update(output, result.parents, result.stopped):
+            outcome = self._outcomes[group]
+            outcome.finish_s = now
+            outcome.num_preemptions = group.num_preemptions

@@ -1,0 +1,21 @@
+"""What the scheduler decided, as a list of small records that other tools can replay.
+
+    arrive   a request entered the queue                  admit    it got memory and runs its prompt (tokens)
+    append   its sequences got new blocks (blocks)        copy     blocks copied on write or by a beam fork (blocks)
+    preempt  it was driven out (requester, mode, tokens lost or blocks moved)
+    resume   it was swapped in (blocks)                   fork     beams were re-parented (parents)
+    finish   it ended (tokens)                            reject   it can never fit
+
+Iterations, not seconds: the scheduler does not know the time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Event(NamedTuple):
+    iteration: int
+    kind: str
+    request_id: int
+    detail: dict[str, object]

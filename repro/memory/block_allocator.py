@@ -1,0 +1,48 @@
+"""Fixed-size blocks with reference counts: the whole of paged allocation (§4.2-4.3).
+
+Any free block serves any request, so there is no external fragmentation by construction.
+"""
+
+from __future__ import annotations
+
+
+class BlockAllocator:
+    """Blocks 0 .. num_blocks-1. A block is free exactly when its reference count is 0.
+
+    The free list is a stack: the block freed last is used first (its contents are the warmest in the cache).
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.ref_counts = [0] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def allocate(self) -> int:
+        """One block with reference count 1. IndexError if there is none: callers ask first."""
+        block = self._free.pop()
+        self.ref_counts[block] = 1
+        return block
+
+    def allocate_many(self, count: int) -> list[int]:
+        if count > len(self._free):
+            raise IndexError(f"{count} blocks asked for, {len(self._free)} free")
+        return [self.allocate() for _ in range(count)]
+
+    def share(self, block: int, holders: int = 1) -> None:
+        """Add `holders` references to a block that is in use."""
+        if self.ref_counts[block] < 1:
+            raise ValueError(f"block {block} is free and cannot be shared")
+        self.ref_counts[block] += holders
+
+    def release(self, block: int) -> None:
+        """Drop one reference; the last one frees the block."""
+        count = self.ref_counts[block]
+        if count < 1:
+            raise ValueError(f"block {block} is freed twice")
+        self.ref_counts[block] = count - 1
+        if count == 1:
+            self._free.append(block)

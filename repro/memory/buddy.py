@@ -1,0 +1,86 @@
+"""The buddy allocator under the Orca baselines: power-of-two chunks of consecutive blocks.
+
+A pool that is no power of two starts as its largest chunks first: as many of `max_chunk` as fit, then the binary pieces
+of the rest (15,728 slots of OPT-13B are 7 x 2048 + 1024 + 256 + 64 + 32 + 16). The smallest free chunk that fits is split;
+freed buddies merge. Sizes and positions are in blocks; requests and slots are not known here.
+"""
+
+from __future__ import annotations
+
+
+class BuddyAllocator:
+    """Hands out chunks of 1, 2, 4 ... `max_chunk` blocks. Free lists are stacks (last freed, first used)."""
+
+    def __init__(self, num_blocks: int, max_chunk: int) -> None:
+        if max_chunk < 1 or max_chunk & (max_chunk - 1):
+            raise ValueError(f"max_chunk = {max_chunk} must be a power of two")
+        self.num_blocks = num_blocks
+        self.max_chunk = max_chunk
+        # size -> stack of starts (a dict keeps the order and finds a buddy in constant time)
+        self._free: dict[int, dict[int, None]] = {}
+        size = 1
+        while size <= max_chunk:
+            self._free[size] = {}
+            size *= 2
+        self._sizes: dict[int, int] = {}  # start of an allocated chunk -> its size
+        start, size = 0, max_chunk
+        while start < num_blocks:
+            while start + size > num_blocks:
+                size //= 2
+            self._free[size][start] = None
+            start += size
+        self.num_free = num_blocks
+        self.largest_initial = max(size for size, starts in self._free.items() if starts)
+
+    @staticmethod
+    def rounded(count: int) -> int:
+        """The chunk size that serves `count` blocks: the next power of two."""
+        return 1 << (count - 1).bit_length()
+
+    def can_allocate(self, size: int) -> bool:
+        """Whether a chunk of at least `size` blocks (a power of two) is free in one piece."""
+        while size <= self.max_chunk:
+            if self._free[size]:
+                return True
+            size *= 2
+        return False
+
+    def can_allocate_many(self, size: int, count: int) -> bool:
+        """Whether `count` chunks of `size` blocks each are free at the same time."""
+        fitting = 0
+        chunk = size
+        while chunk <= self.max_chunk and fitting < count:
+            fitting += len(self._free[chunk]) * (chunk // size)
+            chunk *= 2
+        return fitting >= count
+
+    def allocate(self, size: int) -> int:
+        """The start of a chunk of exactly `size` blocks (a power of two). MemoryError if none is free."""
+        chunk = size
+        while chunk <= self.max_chunk and not self._free[chunk]:
+            chunk *= 2
+        if chunk > self.max_chunk:
+            raise MemoryError(f"no free chunk of {size} blocks")
+        start, _ = self._free[chunk].popitem()
+        while chunk > size:  # keep the lower half, free the upper one
+            chunk //= 2
+            self._free[chunk][start + chunk] = None
+        self._sizes[start] = size
+        self.num_free -= size
+        return start
+
+    def release(self, start: int) -> None:
+        """Free the chunk that starts at `start`, merging with its buddy as long as that is free, too."""
+        size = self._sizes.pop(start)
+        self.num_free += size
+        # Initial chunks start at multiples of their size and only get smaller, so no chunk of another initial chunk can
+        # ever stand where a buddy would: below max_chunk the free lists alone decide what merges.
+        while size < self.max_chunk and (start ^ size) in self._free[size]:
+            del self._free[size][start ^ size]
+            start &= ~size
+            size *= 2
+        self._free[size][start] = None
+
+    def free_chunks(self) -> dict[int, list[int]]:
+        """Free chunks by size, for diagrams and tests."""
+        return {size: sorted(starts) for size, starts in self._free.items() if starts}

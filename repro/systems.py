@@ -1,0 +1,58 @@
+"""The systems that the paper compares, as data: how K/V memory is managed and how requests are batched.
+
+Adding one is adding an entry (`register`): everything else takes the name. docs/extending.md walks through it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from repro.config import lookup
+from repro.errors import UserError
+from repro.memory import (ContiguousKVCacheManager, KVCacheManager, PagedKVCacheManager, Reservation, reserve_max,
+                          reserve_oracle, reserve_pow2)
+from repro.scheduler import Batching, SchedulerConfig
+
+
+@dataclass(frozen=True)
+class System:
+    """`reservation` None means paged memory; otherwise a contiguous chunk of prompt + reservation per sequence."""
+
+    name: str
+    label: str
+    scheduler: SchedulerConfig
+    reservation: Reservation | None = None
+
+    def manager(self, num_blocks: int, block_size: int, max_model_len: int, num_cpu_blocks: int = 0) -> KVCacheManager:
+        if self.reservation is None:
+            return PagedKVCacheManager(num_blocks, block_size, num_cpu_blocks=num_cpu_blocks)
+        return ContiguousKVCacheManager(num_blocks, block_size, reservation=self.reservation, max_model_len=max_model_len)
+
+    def with_scheduler(self, **changes: object) -> System:
+        """The same system with some scheduler settings changed."""
+        return replace(self, scheduler=replace(self.scheduler, **changes))
+
+
+# vLLM limits tokens per iteration; the authors' Orca has no such cap. FasterTransformer's batch limit was chosen by hand per
+# model and trace (not stated); studies set max_num_seqs.
+_ORCA = SchedulerConfig(max_num_batched_tokens=None)
+
+SYSTEMS: dict[str, System] = {system.name: system for system in (
+    System("vllm", "vLLM", SchedulerConfig()),
+    System("orca-oracle", "Orca (Oracle)", _ORCA, reserve_oracle),
+    System("orca-pow2", "Orca (Pow2)", _ORCA, reserve_pow2),
+    System("orca-max", "Orca (Max)", _ORCA, reserve_max),
+    System("faster-transformer", "FasterTransformer",
+           SchedulerConfig(batching=Batching.REQUEST, max_num_batched_tokens=None), reserve_max),
+)}
+
+
+def system(name: str) -> System:
+    return lookup("system", SYSTEMS, name)
+
+
+def contiguous_system(name: str, reservation: Reservation, label: str | None = None) -> System:
+    """An Orca-style system with a reservation policy of your own: (request, max_model_len) -> output tokens."""
+    if name in SYSTEMS:
+        raise UserError(f"system {name!r} exists already; choose another name than {', '.join(sorted(SYSTEMS))}")
+    return System(name, label or name, _ORCA, reservation)
