@@ -1,0 +1,65 @@
+# The two commands are `make reproduce` and `make test`; each sets up what it needs, once. Set-up itself is
+# repro/bootstrap.py, so that it also works without make: see README.md. Paths are relative, so any folder name will do.
+
+SCALE ?= paper
+CONDA_NAME := $(shell sed -n 's/^name: *//p' environment.yml)
+ifeq ($(CONDA_DEFAULT_ENV),$(CONDA_NAME))
+ENVIRONMENT := $(CONDA_PREFIX)
+else
+ENVIRONMENT := .venv
+endif
+PY := $(ENVIRONMENT)/bin/python
+# A finished environment's own Python needs no search; PYTHON=... asks for another one.
+READY := $(if $(shell ls "$(ENVIRONMENT)"/.ready-* 2>/dev/null),"$(PY)")
+PYTHONS := $(if $(PYTHON),"$(PYTHON)",$(READY) python3 python3.12 python3.11 python3.13 python)
+# Run the arguments with the first of them that is new enough.
+define with_python
+found=; for candidate in $(PYTHONS); do \
+  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found=$$candidate; break; fi; \
+done; \
+if [ -z "$$found" ]; then \
+  echo "error: Python 3.11 or newer is needed, and" $(PYTHONS) "is not; install one, or name it: make PYTHON=/path/to/python" >&2; \
+  exit 2; \
+fi; \
+"$$found"
+endef
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help reproduce test bench lab doctor setup model clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+	@echo
+	@echo "  SCALE=smoke       everything in two minutes (default: paper, the paper's own size)"
+	@echo "  ONLY=\"NAME ...\"   only these experiments (names as in experiments/)"
+	@echo "  LENGTHS=FILE.csv  prompt and output lengths of your own instead of the embedded ones"
+	@echo "  JOBS=N            worker processes        BUDGET=MINUTES  stop starting work after so long"
+	@echo "  HUB=1             allow the Hugging Face hub"
+	@echo "  PYTHON=PATH       the Python for set-up (3.11 or newer)"
+
+reproduce: setup ## compute every experiment, draw every figure, judge every claim -> figures/index.html
+	@"$(PY)" -m repro reproduce --scale "$(SCALE)" $(if $(LENGTHS),--lengths "$(LENGTHS)") \
+	  $(if $(ONLY),--only $(ONLY)) $(if $(JOBS),--jobs "$(JOBS)") $(if $(BUDGET),--budget "$(BUDGET)")
+
+test: setup ## the whole test suite, the smoke-scale reproduction included
+	@"$(PY)" -m pytest $(if $(TESTS),$(TESTS))
+
+bench: setup ## simulated hours per second, and how they grow
+	@"$(PY)" -m repro bench
+
+lab: ## the notebooks in JupyterLab, on the project's own kernel (LAB="--no-browser --port 8889")
+	@$(with_python) -m repro.bootstrap lab $(LAB)
+
+doctor: ## what this machine has, and what can and cannot run on it and why
+	@$(with_python) -m repro.doctor
+
+setup: ## only the set-up that all of these begin with
+	@$(with_python) -m repro.bootstrap
+
+model: ## fetch the embedded small model again, if set-up could not
+	@$(with_python) -m repro.bootstrap model
+
+clean: ## remove results and caches; figures and the environment stay
+	@rm -rf results .pytest_cache .hypothesis build *.egg-info
+	@find . -path ./.venv -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -prune -exec rm -rf {} +

@@ -1,0 +1,31 @@
+"""What all tests share: the process environment, one set of hypothesis settings, and where the paper's own data lies.
+
+The environment is set when this file is read, before any test module imports a library that reads it.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from repro.environment import nvidia_driver, prepare_environment
+
+prepare_environment(os.environ)
+os.environ["MPLBACKEND"] = "Agg"
+if not nvidia_driver():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # without a GPU the kernels can still be checked, on the CPU
+
+# The same examples in every run, so that a failure is the code's; `--hypothesis-profile=search` looks for new ones.
+settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
+settings.register_profile("search", deadline=None)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session")
+def reference_dir() -> Path:
+    """Return the folder of the paper's own data, which is not published with the project; skip the test without it."""
+    folder = os.environ.get("REPRO_REFERENCE_DIR")
+    if not folder:
+        pytest.skip("REPRO_REFERENCE_DIR is not set: no data of the paper's own to compare with")
+    return Path(folder)
