@@ -1,7 +1,7 @@
-"""Workloads: request traces from the paper's length distributions, from a file of lengths, or from the real data sets.
+"""Workloads: request traces from the paper's length distributions, a file of lengths, or the real data sets.
 
-`make_trace` is the front door. The default needs no file and no network; `lengths` chooses another source. Importing
-this package loads numpy only.
+`make_trace` is the front door. The default needs no file and no network; `lengths` chooses another source.
+Importing this package loads numpy only.
 """
 
 from numbers import Integral
@@ -9,8 +9,9 @@ from pathlib import Path
 
 from repro.errors import UserError
 from repro.workloads.fig11 import EMBEDDED, fig11_lengths
+from repro.workloads.hub import DATASET_SUFFIXES, OPT_TOKENIZER, lengths_from_dataset
 from repro.workloads.lengths import LengthPairs, LengthSource, SourceFacts, lengths_from_csv
-from repro.workloads.trace import Trace, TraceCard, build_trace, poisson_arrivals
+from repro.workloads.trace import Trace, TraceCard, build_trace, check_arrivals, poisson_arrivals
 
 WORKLOADS = EMBEDDED
 
@@ -22,8 +23,10 @@ __all__ = [
     "Trace",
     "TraceCard",
     "build_trace",
+    "check_arrivals",
     "fig11_lengths",
     "lengths_from_csv",
+    "lengths_from_dataset",
     "make_trace",
     "poisson_arrivals",
 ]
@@ -36,27 +39,31 @@ def make_trace(
     seed: int,
     lengths: str | None = None,
     max_model_len: int = 2048,
+    tokenizer: str = OPT_TOKENIZER,
 ) -> Trace:
-    """The trace of one experiment: Poisson arrivals at `rate` requests/s for `duration_s` seconds (sections 6.1, 6.2).
+    """The trace of one experiment: Poisson arrivals at `rate` requests/s for `duration_s` s (section 6.1).
 
-    `lengths` is None (embedded, from Fig. 11), a CSV file of length pairs, a data set's own .json, .jsonl or .parquet
-    file, or "hub" for the data set on the Hugging Face hub; the last two need the tokenizer of OPT, the paper's model.
-    Pairs with prompt + output > max_model_len are left out. Equal arguments give equal traces; traces of one seed
-    differ between rates only in time scale and in how many of the same requests arrive.
-    Raises UserError for an unknown workload, numbers that cannot be, or a source that cannot be read.
+    `lengths` is None (embedded, from Fig. 11), a CSV file of length pairs, a data set's own .json, .jsonl or
+    .parquet file, or "hub" for the data set on the Hugging Face hub; the last two count tokens with
+    `tokenizer`, a hub id or a folder. Pairs with prompt + output > max_model_len are left out.
+
+    Equal arguments give equal traces. Traces of one seed at two rates hold the same requests in the same order
+    on two time scales, more of them at the higher rate. Raises UserError for an unknown workload, numbers that
+    cannot be, or a source that cannot be read.
     """
     if workload not in WORKLOADS:
         raise UserError(f"unknown workload {workload!r}: the known ones are {', '.join(WORKLOADS)}")
     if isinstance(max_model_len, bool) or not isinstance(max_model_len, Integral) or max_model_len < 2:
         raise UserError(f"max_model_len is {max_model_len!r}: it must be a whole number of at least 2 tokens")
-    return build_trace(workload, _length_source(workload, lengths, max_model_len), rate, duration_s, seed)
+    check_arrivals(rate, duration_s, seed)  # before a source that may take minutes
+    source = _length_source(workload, lengths, max_model_len, tokenizer)
+    return build_trace(workload, source, rate, duration_s, seed)
 
 
-def _length_source(workload: str, lengths: str | None, max_model_len: int) -> LengthSource:
+def _length_source(workload: str, lengths: str | None, max_model_len: int, tokenizer: str) -> LengthSource:
     if lengths is None:
         return fig11_lengths(workload, max_model_len)
-    if lengths == "hub" or Path(lengths).suffix in (".json", ".jsonl", ".parquet"):
-        from repro.workloads.hub import lengths_from_dataset  # heavy imports, only when asked for
-
-        return lengths_from_dataset(workload, None if lengths == "hub" else lengths, max_model_len=max_model_len)
+    if lengths == "hub" or Path(lengths).suffix in DATASET_SUFFIXES:
+        path = None if lengths == "hub" else lengths
+        return lengths_from_dataset(workload, path, tokenizer, max_model_len)
     return lengths_from_csv(lengths, workload, max_model_len)

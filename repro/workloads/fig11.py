@@ -1,18 +1,20 @@
-"""The embedded length distributions: ShareGPT-like and Alpaca-like requests, rebuilt from Fig. 11 of the paper.
+"""The embedded length distributions: ShareGPT-like and Alpaca-like requests, rebuilt from Fig. 11 of the
+paper.
 
-What: a joint distribution of (prompt, output) lengths for each of the two workloads, drawn without any data set or
-network. Why rebuilt: the paper prints only the two marginal histograms and their means, while memory waste and latency
-also depend on how prompt and output go together, so the measured dependence is put back in.
+What: a joint distribution of (prompt, output) lengths for each of the two workloads, drawn without any data
+set or network. Why rebuilt: the paper prints only the two marginal histograms and their means, while memory
+waste and latency also depend on how prompt and output go together, so the measured dependence is put back in.
 
 Recipe, with nothing fitted to any result of the paper:
-1. each marginal is a monotone cubic spline through the histogram's cumulative shares; its one free number, the slope
-   at the shortest length, is the non-negative one that comes closest to the mean printed in the figure;
+1. each marginal is a monotone cubic spline through the histogram's cumulative shares; its one free number,
+   the slope at the shortest length, is the non-negative one that comes closest to the mean printed in the
+   figure;
 2. the joint starts from the measured 5 x 5 table of quintile shares, with no mass on prompt + output > 2048;
-3. iterative proportional fitting brings back both marginals (plain rejection would lose 5 % of ShareGPT's mean prompt)
-   and the measured mean output of each prompt range.
+3. iterative proportional fitting brings back both marginals (plain rejection would lose 5 % of ShareGPT's
+   mean prompt) and the measured mean output of each prompt range.
 
-What this module does not know: the real pairs, spikes at single lengths (such as the stock greeting of 10 tokens), and
-any dependence finer than the quintile table and the conditional means.
+What this module does not know: the real pairs, spikes at single lengths (such as the stock greeting of 10
+tokens), and any dependence finer than the quintile table and the conditional means.
 """
 
 import functools
@@ -33,13 +35,16 @@ _SWEEPS = 50  # of proportional fitting; it stands still after about 30
 
 @functools.cache
 def fig11_data() -> dict[str, Any]:
-    """The numbers behind this module: histograms, printed means, measured dependence, each with its source."""
-    return json.loads(resources.files("repro.workloads").joinpath("data/fig11.json").read_text(encoding="utf-8"))
+    """The numbers behind this module: histograms, printed means, measured dependence, and their sources."""
+    return json.loads(
+        resources.files("repro.workloads").joinpath("data/fig11.json").read_text(encoding="utf-8")
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Marginal:
-    """One length's distribution: cdf[k] = P(length <= first - 1 + k), and the cells that the joint is made of.
+    """One length's distribution: cdf[k] = P(length <= first - 1 + k), and the cells that the joint is made
+    of.
 
     `ends` holds first - 1 and then the last length of each cell; every cell has mass.
     """
@@ -80,11 +85,17 @@ def _spline_basis(knots: np.ndarray, position: np.ndarray) -> tuple[np.ndarray, 
     index = np.clip(np.searchsorted(knots, position, side="right") - 1, 0, len(knots) - 2)
     width = np.diff(knots)[index]
     s = (position - knots[index]) / width
-    return (index, (1 + 2 * s) * (1 - s) ** 2, s * (1 - s) ** 2 * width, s**2 * (3 - 2 * s), -(s**2) * (1 - s) * width)
+    return (
+        index,
+        (1 + 2 * s) * (1 - s) ** 2,
+        s * (1 - s) ** 2 * width,
+        s**2 * (3 - 2 * s),
+        -(s**2) * (1 - s) * width,
+    )
 
 
 def _monotone_slopes(knots: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Slopes of the monotone cubic of Fritsch and Butland (SIAM J. Sci. Stat. Comput. 5, 1984); 0 at both ends."""
+    """Slopes of the monotone cubic of Fritsch and Butland (SIAM J. Sci. Stat. Comput. 5, 1984), 0 at ends."""
     width, rise = np.diff(knots), np.diff(values) / np.diff(knots)
     before, after = 2 * width[1:] + width[:-1], width[1:] + 2 * width[:-1]
     slopes = np.zeros(len(knots))
@@ -98,7 +109,9 @@ def fit_marginal(histogram: dict[str, Any]) -> Marginal:
     """The marginal of one 128-bin histogram {min_tokens, max_tokens, mean_tokens, density}."""
     first, last = histogram["min_tokens"], histogram["max_tokens"]
     edges = np.linspace(first, last, len(histogram["density"]) + 1)
-    bin_last = np.ceil(edges[1:] - 1e-9).astype(np.int64) - 1  # a bin is closed on its left, open on its right ...
+    bin_last = (
+        np.ceil(edges[1:] - 1e-9).astype(np.int64) - 1
+    )  # a bin is closed on its left, open on its right ...
     bin_last[-1] = last  # ... but for the last one, which has both ends
     knots = np.concatenate([[first - 1], bin_last])
     values = np.concatenate([[0.0], np.cumsum(histogram["density"])])
@@ -107,22 +120,30 @@ def fit_marginal(histogram: dict[str, Any]) -> Marginal:
 
     lengths = np.arange(first - 1, last + 1)
     index, left, left_slope, right, right_slope = _spline_basis(knots, lengths)
-    cdf = left * values[index] + left_slope * slopes[index] + right * values[index + 1] + right_slope * slopes[index + 1]
-    # The mean is last - sum(cdf[:-1]): linear in the start slope, so one division finds the slope for the printed mean.
+    cdf = (
+        left * values[index]
+        + left_slope * slopes[index]
+        + right * values[index + 1]
+        + right_slope * slopes[index + 1]
+    )
+    # The mean is last - sum(cdf[:-1]): linear in the start slope, so one division finds the slope for the
+    # printed mean.
     per_slope = np.where(index == 0, left_slope, 0.0)
     excess = (last - cdf[:-1].sum()) - histogram["mean_tokens"]
     steepest = 3 * values[1] / (knots[1] - knots[0])  # beyond it the cubic would not be monotone
     cdf = cdf + per_slope * np.clip(excess / per_slope.sum(), 0.0, steepest)
     cdf = np.clip(np.maximum.accumulate(cdf), 0.0, 1.0)
 
-    ends = np.unique(np.concatenate([np.arange(first - 1, _FINE_TOKENS + 1), bin_last[bin_last > _FINE_TOKENS]]))
+    ends = np.unique(
+        np.concatenate([np.arange(first - 1, _FINE_TOKENS + 1), bin_last[bin_last > _FINE_TOKENS]])
+    )
     has_mass = np.diff(cdf[ends - ends[0]]) > 1e-12  # an empty bin joins the next one
     return Marginal(first, cdf, ends[np.concatenate([[True], has_mass])])
 
 
 @dataclass(frozen=True, eq=False)
 class JointLengths:
-    """A joint distribution of prompt and output lengths; `mass` is [prompt cells, output cells] and sums to 1."""
+    """A joint distribution of prompt and output lengths; `mass` is [prompt cells, output cells], in all 1."""
 
     prompt: Marginal
     output: Marginal
@@ -130,7 +151,7 @@ class JointLengths:
     facts: SourceFacts
 
     def draw(self, num_pairs: int, seed: int) -> np.ndarray:
-        """[num_pairs, 2] independent (prompt, output) pairs; more pairs of one seed begin with the same pairs."""
+        """[num_pairs, 2] independent (prompt, output) pairs; a seed's longer draw begins like its shorter one."""
         uniform = np.random.default_rng([seed, LENGTHS_STREAM]).random((num_pairs, 3))
         cumulative = np.cumsum(self.mass)
         cell = np.searchsorted(cumulative / cumulative[-1], uniform[:, 0], side="right")
@@ -140,7 +161,7 @@ class JointLengths:
 
 
 def _over_limit(prompt: Marginal, output: Marginal, limit: int) -> np.ndarray:
-    """Cells that hold some pair longer than the limit. Leaving out the whole cell keeps every draw within it."""
+    """Cells that hold some pair longer than the limit. Leaving them out whole keeps every draw within it."""
     return prompt.ends[1:, None] + output.ends[None, 1:] > limit
 
 
@@ -174,9 +195,9 @@ def _fitted(workload: str) -> tuple[Marginal, Marginal, np.ndarray]:
 def fig11_lengths(workload: str, max_model_len: int = 2048) -> JointLengths:
     """The embedded distribution of `workload`, without pairs over `max_model_len` tokens (Fig. 11).
 
-    A limit under 2048 drops the joint's cells (one length each up to 64 tokens, 4 to 16 lengths beyond) that hold a
-    longer pair; one over 2048 changes nothing, as the figure holds no longer pairs.
-    Raises UserError for an unknown workload, or a limit that leaves nothing.
+    A limit under 2048 drops the joint's cells (one length each up to 64 tokens, 4 to 16 lengths beyond) that
+    hold a longer pair; one over 2048 changes nothing, as the figure holds no longer pairs. Raises UserError
+    for an unknown workload, or a limit that leaves nothing.
     """
     if workload not in EMBEDDED:
         raise UserError(f"unknown workload {workload!r}: the embedded ones are {', '.join(EMBEDDED)}")
@@ -187,12 +208,14 @@ def fig11_lengths(workload: str, max_model_len: int = 2048) -> JointLengths:
         kept = np.where(_over_limit(prompt, output, max_model_len), 0.0, mass)
         dropped = 1.0 - kept.sum()
         if not kept.any():
-            raise UserError(f"max_model_len {max_model_len} leaves no {workload} request: raise it (the paper's is 2048)")
+            raise UserError(
+                f"max_model_len {max_model_len} leaves no {workload} request: raise it (the paper's is 2048)"
+            )
         mass = kept / kept.sum()
     facts = SourceFacts(
         source=f"embedded, rebuilt from Fig. 11 of arXiv:2309.06180 ({workload})",
-        recipe="independent draws from the joint distribution of prompt and output; a short trace is a small long one "
-        "(the authors took the first N pairs of a file and shuffled them, so theirs was not)",
+        recipe="independent draws from the joint distribution of prompt and output; a short trace is a small "
+        "long one (the authors took the first N pairs of a file and shuffled them, so theirs was not)",
         filter=f"prompt + output <= {min(max_model_len, paper_limit)}",
         num_pairs=None,
         dropped_share=dropped,

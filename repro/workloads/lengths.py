@@ -1,8 +1,9 @@
 """Request lengths from somewhere: what every source must offer, and pairs that a user brings in a file.
 
-A source hands out (prompt, output) lengths in tokens and says what it is. `LengthPairs` is a finite table of pairs,
-from a CSV file (here) or from a data set (`repro.workloads.hub`); the embedded distributions are in
-`repro.workloads.fig11`. This module knows nothing of arrival times, tokenizers or the contents of any request.
+A source hands out (prompt, output) lengths in tokens and says what it is. `LengthPairs` is a finite table of
+pairs, from a CSV file (here) or from a data set (`repro.workloads.hub`); the embedded distributions are in
+`repro.workloads.fig11`. This module knows nothing of arrival times, tokenizers or the contents of any
+request.
 """
 
 import csv
@@ -20,14 +21,17 @@ from repro.errors import UserError
 ARRIVALS_STREAM, LENGTHS_STREAM = 0, 1  # independent random streams of one trace seed
 COLUMNS = ("prompt_tokens", "output_tokens")
 
-# sha256 of the pairs (`pairs_hash`) that the paper's ShareGPT trace was drawn from: the pairs of the authors' artifact
-# (repository sosp-ae-39/sosp-ae-astra) with prompt + output <= 2048; 79,731 pairs with Fig. 11's means, 161.31 / 337.99.
+# sha256 of the pairs (`pairs_hash`) that the paper's ShareGPT trace was drawn from: the pairs of the authors'
+# artifact
+# (repository sosp-ae-39/sosp-ae-astra) with prompt + output <= 2048; 79,731 pairs with Fig. 11's means,
+# 161.31 / 337.99.
 PAPER_PAIRS = {"sharegpt": "e4837cf1c5bd9975b1868e1dbcbaf49a7bf6871a1ab66c769fd282a0b83e1c0f"}
 
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """What a trace's card says of the lengths' source. Lengths are in tokens; `num_pairs` is None for a distribution.
+    """What a trace's card says of the lengths' source. Lengths are in tokens; `num_pairs` is None for a
+    distribution.
 
     `num_pairs` and the means are those after the filter; `dropped_share` is what the filter took, 0 to 1.
     """
@@ -54,7 +58,7 @@ class LengthSource(Protocol):
 
 
 def pairs_hash(pairs: np.ndarray) -> str:
-    """sha256 of [n, 2] pairs as little-endian int64, sorted by prompt and then output: the order does not matter."""
+    """sha256 of [n, 2] pairs as little-endian int64, sorted by prompt, then output: order does not count."""
     order = np.lexsort((pairs[:, 1], pairs[:, 0]))
     return hashlib.sha256(np.ascontiguousarray(pairs[order], dtype="<i8").tobytes()).hexdigest()
 
@@ -72,14 +76,15 @@ class LengthPairs:
         kept = np.array(pairs[pairs.sum(axis=1) <= max_model_len], dtype=np.int64)
         if len(kept) == 0:
             raise UserError(
-                f"{source}: none of its {len(pairs)} pairs has prompt + output <= max_model_len {max_model_len}; "
+                f"{source}: none of its {len(pairs)} pairs has prompt + output <= {max_model_len} tokens; "
                 "raise max_model_len or bring shorter requests"
             )
         kept.setflags(write=False)
         facts = SourceFacts(
             source=source,
-            recipe="shuffled passes: a seeded permutation of all the pairs, then another one, so that no pair comes again "
-            "before every pair came (the authors took the first N pairs of the file and shuffled those)",
+            recipe="shuffled passes: a seeded permutation of all the pairs, then another one, so that no "
+            "pair comes again before every pair came (the authors took the first N pairs of the file and shuffled "
+            "those)",
             filter=f"prompt + output <= {max_model_len} ({len(kept)} of {len(pairs)} pairs kept)",
             num_pairs=len(kept),
             dropped_share=1.0 - len(kept) / len(pairs),
@@ -98,7 +103,8 @@ class LengthPairs:
 
 
 def lengths_from_csv(path: str | Path, workload: str = "sharegpt", max_model_len: int = 2048) -> LengthPairs:
-    """Length pairs from a CSV file with a header that names prompt_tokens and output_tokens (others are ignored).
+    """Length pairs from a CSV file with a header that names prompt_tokens and output_tokens (others are
+    ignored).
 
     `workload` only decides which of the paper's traces the pairs are compared with. Every malformed line is a
     UserError with its line number. An unchanged file is read once per process.
@@ -120,8 +126,8 @@ def _load_csv(path: Path, modified_ns: int, size: int, workload: str, max_model_
 def _parse_csv(path: Path) -> np.ndarray:
     def fail(line: int, what: str) -> UserError:
         return UserError(
-            f"{path}, line {line}: {what}. The file is a header 'prompt_tokens,output_tokens' and then one request a line, "
-            "two whole numbers of at least 1"
+            f"{path}, line {line}: {what}. The file is a header 'prompt_tokens,output_tokens' and then one "
+            "request a line, two whole numbers of at least 1"
         )
 
     try:
@@ -137,7 +143,9 @@ def _parse_csv(path: Path) -> np.ndarray:
     try:
         header = [name.strip() for name in next(rows, [])]
         if any(header.count(name) != 1 for name in COLUMNS):
-            raise fail(1, f"the header must name {' and '.join(COLUMNS)} once each, it is {','.join(header)[:80]!r}")
+            raise fail(
+                1, f"the header must name {' and '.join(COLUMNS)} once each, it is {','.join(header)[:80]!r}"
+            )
         columns = [header.index(name) for name in COLUMNS]
         pairs = []
         for row in rows:
@@ -146,7 +154,7 @@ def _parse_csv(path: Path) -> np.ndarray:
             if len(row) != len(header):
                 raise fail(rows.line_num, f"{len(row)} values where the header has {len(header)}")
             for name, cell in zip(COLUMNS, values := [row[column].strip() for column in columns]):
-                # isascii: int() would also take digits of other scripts; 9 digits are beyond any context length
+                # isascii: int() also takes digits of other scripts. 9 digits are beyond any context length.
                 if not (cell.isascii() and cell.isdigit() and len(cell) <= 9 and int(cell) >= 1):
                     raise fail(rows.line_num, f"{name} is {cell[:40]!r}")
             pairs.append((int(values[0]), int(values[1])))

@@ -1,8 +1,10 @@
-"""A trace: when each request arrives and how long its prompt and output are; and the card that says what it is.
+"""A trace: when each request arrives and how long its prompt and output are; and the card that says what it
+is.
 
-Everything downstream sees a workload only as these three arrays, so that the simulator, the real model and the GPU run
-the same requests. The card states how the trace was made and how it looks, so that a reader can judge it without the
-code. This module does not know where lengths come from (`repro.workloads.lengths`) nor what the tokens are.
+Everything downstream sees a workload only as these three arrays, so that the simulator, the real model and
+the GPU run the same requests. The card states how the trace was made and how it looks, so that a reader can
+judge it without the code. This module does not know where lengths come from (`repro.workloads.lengths`) nor
+what the tokens are.
 """
 
 import dataclasses
@@ -26,7 +28,7 @@ PROMPT_RANGES = (16, 64, 256, 1024)  # last prompt length of each range but the 
 
 @dataclass(frozen=True)
 class TraceCard:
-    """What a trace is and how it looks. Lengths in tokens, times in seconds; everything but `source` is of this trace."""
+    """What a trace is and how it looks, in tokens and seconds. Everything but `source` is of this trace."""
 
     workload: str
     source: SourceFacts
@@ -46,7 +48,7 @@ class TraceCard:
 
     @property
     def equals_paper_trace(self) -> bool:
-        """Whether the length pairs that this trace draws from are exactly those of the paper's trace, by content."""
+        """Whether the length pairs that this trace draws from are, by content, those of the paper's trace."""
         return self.source.equals_paper_trace
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,18 +64,24 @@ class TraceCard:
         source = self.source
         count = "a distribution" if source.num_pairs is None else f"{source.num_pairs:,} pairs"
         correlation = "undefined" if self.rank_correlation is None else f"{self.rank_correlation:+.3f}"
-        ranges = ", ".join(f"{mean:.0f} for {name}" for name, _, mean in self.mean_output_by_prompt if mean is not None)
-        paper = "equal those of the paper's trace" if self.equals_paper_trace else "are not those of the paper's trace"
+        ranges = ", ".join(
+            f"{mean:.0f} for {name}" for name, _, mean in self.mean_output_by_prompt if mean is not None
+        )
+        paper = (
+            "equal those of the paper's trace"
+            if self.equals_paper_trace
+            else "are not those of the paper's trace"
+        )
         return "\n".join(
             [
-                f"{self.workload}: {self.num_requests:,} requests, {self.rate_per_s:g}/s for {self.duration_s:g} s, "
-                f"seed {self.seed}, hash {self.hash[:12]}",
+                f"{self.workload}: {self.num_requests:,} requests, {self.rate_per_s:g}/s for "
+                f"{self.duration_s:g} s, seed {self.seed}, hash {self.hash[:12]}",
                 f"lengths: {source.source}: {count}; {source.filter}; mean {source.mean_prompt_tokens:.2f} / "
                 f"{source.mean_output_tokens:.2f}; they {paper}",
                 f"drawn by: {source.recipe}",
                 f"arrivals: {self.arrivals}",
-                f"this trace: mean {self.mean_prompt_tokens:.2f} / {self.mean_output_tokens:.2f}, rank correlation "
-                f"{correlation}, mean output {ranges} prompt tokens",
+                f"this trace: mean {self.mean_prompt_tokens:.2f} / {self.mean_output_tokens:.2f}, rank "
+                f"correlation {correlation}, mean output {ranges} prompt tokens",
             ]
         )
 
@@ -96,7 +104,9 @@ class Trace:
         for field, dtype in dtypes:
             array = getattr(self, field)
             if array.dtype != dtype or array.shape != self.arrival_s.shape or array.ndim != 1:
-                raise ValueError(f"{field}: need {dtype.__name__}, one value a request; got {array.dtype} {array.shape}")
+                raise ValueError(
+                    f"{field}: need {dtype.__name__}, one value a request; got {array.dtype} {array.shape}"
+                )
             array.setflags(write=False)
         if not np.isfinite(self.arrival_s).all() or (np.diff(self.arrival_s) < 0).any():
             raise ValueError("arrival_s must be finite and must not decrease")
@@ -119,25 +129,30 @@ def _hash_arrays(arrival_s: np.ndarray, prompt_tokens: np.ndarray, output_tokens
     return digest.hexdigest()
 
 
-def poisson_arrivals(rate_per_s: float, duration_s: float, seed: int) -> np.ndarray:
-    """Arrival times in [0, duration_s), float64, sorted: independent Poisson counts per 10 ms, as the authors drew them.
-
-    All arrivals of a tick carry its start. The counts come from a Poisson process whose times are floored to the tick;
-    its unit-rate gaps depend on the seed alone, so traces of one seed at two rates are one pattern on two time scales:
-    what differs along a curve over rates is the rate.
-    Raises UserError where rate, duration or seed cannot be, or the trace would be absurdly long.
-    """
-    for name, value, remedy in (("rate", rate_per_s, "requests per second"), ("duration_s", duration_s, "seconds")):
+def check_arrivals(rate_per_s: float, duration_s: float, seed: int) -> None:
+    """UserError where rate, duration or seed cannot be, or the trace would be absurdly long."""
+    for name, value, unit in (("rate", rate_per_s, "requests/s"), ("duration_s", duration_s, "seconds")):
         if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value <= 0:
-            raise UserError(f"{name} is {value!r}: it must be a positive number of {remedy}")
+            raise UserError(f"{name} is {value!r}: it must be a positive number of {unit}")
     if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
         raise UserError(f"seed is {seed!r}: it must be a whole number of at least 0")
     expected = rate_per_s * duration_s
     if expected > MAX_REQUESTS:
         raise UserError(
-            f"rate {rate_per_s:g}/s for {duration_s:g} s makes about {expected:.2g} requests, more than {MAX_REQUESTS:,}: "
-            "lower the rate or the duration"
+            f"rate {rate_per_s:g}/s for {duration_s:g} s makes about {expected:.2g} requests, more than "
+            f"{MAX_REQUESTS:,}: lower the rate or the duration"
         )
+
+
+def poisson_arrivals(rate_per_s: float, duration_s: float, seed: int) -> np.ndarray:
+    """Arrival times in [0, duration_s), float64, sorted: independent Poisson counts per 10 ms, as the authors.
+
+    All arrivals of a tick carry its start. The counts come from a Poisson process whose times are floored to
+    the tick; its unit-rate gaps depend on the seed alone, so traces of one seed at two rates are one pattern on
+    two time scales: what differs along a curve over rates is the rate. Raises UserError as `check_arrivals`.
+    """
+    check_arrivals(rate_per_s, duration_s, seed)
+    expected = rate_per_s * duration_s
     rng = np.random.default_rng([seed, ARRIVALS_STREAM])
     times = np.zeros(1)
     while times[-1] < expected:  # nearly always once: six standard deviations to spare
@@ -148,17 +163,19 @@ def poisson_arrivals(rate_per_s: float, duration_s: float, seed: int) -> np.ndar
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray) -> float | None:
-    """Spearman's correlation of two arrays of non-negative integers (ties share their mean rank), None if undefined."""
+    """Spearman's correlation of two equally long arrays (ties share their mean rank), None if undefined."""
     ranks = []
     for values in (x, y):
-        counts = np.bincount(values)
-        ranks.append((np.cumsum(counts) - (counts - 1) / 2)[values])
+        _, position, counts = np.unique(values, return_inverse=True, return_counts=True)
+        ranks.append((np.cumsum(counts) - (counts - 1) / 2)[position])
     if len(x) < 2 or np.ptp(ranks[0]) == 0 or np.ptp(ranks[1]) == 0:
         return None
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
-def _mean_output_by_prompt(prompt: np.ndarray, output: np.ndarray) -> tuple[tuple[str, int, float | None], ...]:
+def _mean_output_by_prompt(
+    prompt: np.ndarray, output: np.ndarray
+) -> tuple[tuple[str, int, float | None], ...]:
     group = np.searchsorted(PROMPT_RANGES, prompt)
     counts = np.bincount(group, minlength=len(PROMPT_RANGES) + 1)
     totals = np.bincount(group, weights=output, minlength=len(PROMPT_RANGES) + 1)
@@ -167,19 +184,21 @@ def _mean_output_by_prompt(prompt: np.ndarray, output: np.ndarray) -> tuple[tupl
     return tuple((name, int(n), float(t / n) if n else None) for name, n, t in zip(names, counts, totals))
 
 
-def build_trace(workload: str, lengths: LengthSource, rate_per_s: float, duration_s: float, seed: int) -> Trace:
-    """A trace of Poisson arrivals whose lengths are drawn from `lengths`; UserError when no request arrives at all."""
+def build_trace(
+    workload: str, lengths: LengthSource, rate_per_s: float, duration_s: float, seed: int
+) -> Trace:
+    """A trace of Poisson arrivals with lengths drawn from `lengths`; UserError when no request arrives."""
     arrival_s = poisson_arrivals(rate_per_s, duration_s, seed)
     if len(arrival_s) == 0:
         raise UserError(
-            f"no request arrives within {duration_s:g} s at rate {rate_per_s:g}/s (seed {seed}): raise one of the two"
+            f"no request arrives within {duration_s:g} s at rate {rate_per_s:g}/s (seed {seed}): raise either"
         )
     prompt, output = np.ascontiguousarray(lengths.draw(len(arrival_s), seed).T)
     card = TraceCard(
         workload=workload,
         source=lengths.facts,
-        arrivals="Poisson, counts per 10 ms, each arrival at the start of its 10 ms; one seed gives one pattern of unit-rate "
-        "gaps, scaled to the rate",
+        arrivals="Poisson, counts per 10 ms, each arrival at the start of its 10 ms; one seed gives one "
+        "pattern of unit-rate gaps, scaled to the rate",
         rate_per_s=float(rate_per_s),
         duration_s=float(duration_s),
         seed=int(seed),
