@@ -1,0 +1,186 @@
+"""The command line: `python -m repro COMMAND`.
+
+It parses, hands over, and turns exceptions into one line and an exit code: 0 done, 1 something failed, 2 input that
+cannot work, 130 interrupted. It knows no experiment by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from repro import paths
+from repro.errors import UserError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    os.environ.setdefault("REPRO_COMMAND", shlex.join(["python", "-m", "repro", *(arguments or sys.argv[1:])]))
+    try:
+        return options.command(options)
+    except UserError as error:
+        print(f"repro: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nrepro: interrupted; finished points are kept, the same command goes on from there", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m repro", description="A reproduction of PagedAttention (SOSP 2023).")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    reproduce = commands.add_parser("reproduce", help="run all experiments and build the page of figures and verdicts")
+    reproduce.add_argument("--only", metavar="A,B", help="only these experiments")
+    reproduce.set_defaults(command=_reproduce)
+
+    run = commands.add_parser("run", help="run one experiment's notebook")
+    run.add_argument("experiment")
+    run.add_argument("-p", metavar="NAME=VALUE", dest="parameters", action="append", default=[],
+                     help="set a parameter; the value is YAML, for instance seeds=[0,1]")
+    run.set_defaults(command=_run)
+    for command in (reproduce, run):
+        command.add_argument("--scale", default=os.environ.get("SCALE") or "paper", help="paper (default) or smoke")
+        command.add_argument("--lengths", default=os.environ.get("LENGTHS") or None, metavar="FILE.csv",
+                             help="pairs of prompt and output lengths to sample requests from")
+
+    commands.add_parser("list", help="name the experiments").set_defaults(command=_list)
+    page = commands.add_parser("page", help="build the page of figures and verdicts again")
+    page.add_argument("--variant", choices=paths.VARIANTS, default="paper", help="whose figures (default: paper)")
+    page.set_defaults(command=lambda options: _page(options.variant))
+    verify = commands.add_parser("verify", help="check figures against results, parameters and code")
+    verify.add_argument("figures", nargs="*", metavar="FIGURE", help="file or name; all if none is given")
+    verify.set_defaults(command=_verify)
+    commands.add_parser("doctor", help="say what this machine can and cannot run").set_defaults(command=_doctor)
+    commands.add_parser("bench", help="measure the simulator's speed").set_defaults(command=_bench)
+    return parser
+
+
+def _reproduce(options: argparse.Namespace) -> int:
+    from repro.notebook import NotebookError, environment
+
+    where = paths.folders()
+    stems = [where.check_stem(stem.strip()) for stem in options.only.split(",")] if options.only else where.stems()
+    if not stems:
+        raise UserError(f"there are no experiments in {where.experiments}")
+    variant = "custom" if options.lengths else options.scale
+    with environment({"REPRO_VARIANT": variant} if options.lengths else {}):
+        todo = [_open(stem, options.scale, {}, options.lengths) for stem in stems]  # every check before any work
+        outcomes = {}
+        for run, overrides in todo:
+            start = time.monotonic()
+            try:
+                _execute(run, overrides)
+                outcomes[run.stem] = "done"
+            except (UserError, NotebookError) as error:
+                print(f"repro: {error}", file=sys.stderr)
+                outcomes[run.stem] = "FAILED"
+            outcomes[run.stem] += f" in {_duration(time.monotonic() - start)}"
+        page = _page(variant)
+    _summarise(outcomes, paths.folders(variant))
+    return 1 if page or any("FAILED" in outcome for outcome in outcomes.values()) else 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    from repro.notebook import NotebookError
+    from repro.parameters import parse_yaml
+
+    overrides = {}
+    for text in options.parameters:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"-p {text!r} must have the form name=value, for instance -p seeds=[0,1]")
+        overrides[name.strip()] = parse_yaml(value, f"-p {text}")
+    run, overrides = _open(options.experiment, options.scale, overrides, options.lengths)
+    try:
+        executed = _execute(run, overrides)
+    except NotebookError as error:
+        print(f"repro: {error}", file=sys.stderr)
+        return 1
+    print(f"{run.stem}: figures in {run.folders.figures}, executed notebook {executed}")
+    return 0
+
+
+def _open(stem: str, scale: str, overrides: dict[str, Any], lengths: str | None) -> tuple[Any, dict[str, Any]]:
+    """The run and its overrides; a lengths file goes to the studies that have such a parameter."""
+    from repro import experiment
+
+    run = experiment.open(stem, scale, overrides)
+    if lengths is None or not hasattr(run.params, "lengths") or "lengths" in overrides:
+        return run, overrides
+    if not Path(lengths).is_file():
+        raise UserError(f"there is no lengths file {lengths}")
+    overrides = {**overrides, "lengths": lengths}
+    return experiment.open(stem, scale, overrides), overrides
+
+
+def _execute(run: Any, overrides: Mapping[str, Any]) -> Path:
+    from repro import notebook
+
+    print(f"{run.stem}: {run.title}", file=sys.stderr, flush=True)
+    return notebook.execute(run, overrides)
+
+
+def _summarise(outcomes: Mapping[str, str], where: paths.Folders) -> None:
+    width = max(map(len, outcomes))
+    for stem, outcome in outcomes.items():
+        print(f"{stem:{width}}  {outcome}")
+    try:
+        claims = json.loads((where.figures / "claims.json").read_text(encoding="utf-8"))
+        counts = Counter(claim["verdict"] for claim in claims)
+        print("claims: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()))
+    except FileNotFoundError:
+        print("claims: none judged")
+    print(f"look at {where.figures / 'index.html'}")
+
+
+def _list(options: argparse.Namespace) -> int:
+    from repro.parameters import read_parameter_file
+
+    where = paths.folders()
+    width = max(map(len, where.stems()), default=0)
+    for stem in where.stems():
+        title, _, _ = read_parameter_file(where.experiments / f"{stem}.yaml")
+        print(f"{stem:{width}}  {title}")
+    return 0
+
+
+def _page(variant: str) -> int:
+    from repro import page
+
+    where = paths.folders(variant)
+    page.build(where.figures, where.results)
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from repro import verify
+
+    return verify.main(options.figures)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from repro import doctor
+
+    return doctor.main() or 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from repro import bench
+
+    return bench.main() or 0
+
+
+def _duration(seconds: float) -> str:
+    from repro.progress import duration
+
+    return duration(seconds)
