@@ -95,7 +95,7 @@ def house() -> Iterator[None]:
         "font.family": "DejaVu Sans",  # comes with matplotlib: the same letters on every machine
         "axes.grid": True, "grid.color": "#E6E6E6", "grid.linewidth": 0.7, "axes.axisbelow": True,
         "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10.5, "axes.titleweight": "bold",
-        "axes.edgecolor": "#888888", "hatch.linewidth": 0.6, "legend.frameon": False, "figure.dpi": 130,
+        "axes.edgecolor": "#888888", "hatch.linewidth": 0.6, "legend.frameon": False, "axes.labelsize": 10, "xtick.labelsize": 9, "ytick.labelsize": 9, "figure.dpi": 130,
     }):
         yield
 

@@ -66,7 +66,7 @@ class Judgement:
 
 
 def plain(tree: Tree) -> Tree:
-    """JSON's own types, keys as text, floats to six significant digits (so that equal runs give equal bytes)."""
+    """JSON's own types, keys as text, other than whole numbers to six significant digits (so that equal runs give equal bytes)."""
     if isinstance(tree, Mapping):
         return {str(key): plain(value) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):
@@ -76,7 +76,7 @@ def plain(tree: Tree) -> Tree:
     if isinstance(tree, float):
         if not math.isfinite(tree):
             raise ValueError(f"{tree} is not a value that can be judged")
-        return float(f"{tree:.6g}")
+        return int(tree) if tree.is_integer() else float(f"{tree:.6g}")
     if tree is None or isinstance(tree, (bool, int, str)):
         return tree
     raise ValueError(f"{tree!r} ({type(tree).__name__}) is not a value that can be judged")

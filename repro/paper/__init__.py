@@ -4,7 +4,7 @@ The numbers were read off the vector graphics of arXiv:2309.06180's PDF, each pa
 (residual under 0.001 of the axis); nothing here was measured by us. A point is [x, y]. A third item, "off", marks where
 a line leaves the top of its plot: that is a place on the drawn line, not a measured point. Systems carry our ids.
 
-What is kept, by figure: fig1 (GB and token/s against the batch), fig2 (% of the KV cache), fig12, fig14, fig16, fig17
+What is kept: table1 (as printed), fig1 (GB and token/s against the batch), fig2 (% of the KV cache), fig12, fig14, fig16, fig17
 (normalized latency in s/token against the request rate in req/s, by panel and system), fig18a (us against the context
 length), fig18b and fig19b (s/token against the block size), fig19a (ms against the block size). Fig. 11's histograms
 belong to `repro.workloads`. The module knows nothing of claims or of how a curve is drawn.
@@ -24,7 +24,7 @@ def _curves() -> dict[str, Any]:
 
 
 def names() -> list[str]:
-    """The figures whose data are kept, in the paper's order."""
+    """The table and the figures whose data are kept, in the paper's order."""
     return list(_curves())
 
 

@@ -1,0 +1,249 @@
+"""What follows from the configuration alone: Table 1, Fig. 1 (left), Fig. 3, and every other sum that a claim rests on.
+
+Nothing here is timed or random. Table 1 and Fig. 1 come from the architectures in `repro.config`; Fig. 3 is read off the
+contiguous memory manager after it has served the figure's two requests. Fig. 1's right half needs the engine and is not
+drawn here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from repro import paper
+from repro.claims import Judgement
+from repro.claims.arithmetic import COMPUTE
+from repro.claims.rules import leaves
+from repro.config import DEPLOYMENTS, GB, GIB, lookup
+from repro.errors import UserError
+from repro.experiment import Point
+from repro.memory.contiguous import ContiguousKVCacheManager
+from repro.sequence import Request, SamplingParams, SequenceGroup
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+CAPTION = {
+    "fig01_memory": "Table 1 and the left of Fig. 1: how the GPUs' memory splits into weights and KV cache for the paper's "
+                    "three models, recomputed from the architectures beside the printed digits.",
+    "fig03_contiguous": "Fig. 3: two requests in contiguous chunks of 2048 and 512 slots, and what stays empty, read off "
+                        "the contiguous memory manager.",
+}
+#: Fig. 3's two requests: (name, prompt, words generated so far, words still to come); word = token, as in the figure.
+REQUESTS = (("A", "Four score and seven years ago our", "fathers", "brought forth"), ("B", "You only live", "once", "<eos>"))
+
+
+@dataclass(frozen=True)
+class Params:
+    """`deployments`: rows of Table 1. `chunk_slots`: the longest that Fig. 3's two requests may get, in slots."""
+
+    deployments: tuple[str, ...] = ("opt-13b", "opt-66b", "opt-175b")
+    chunk_slots: tuple[int, int] = (2048, 512)
+
+    def __post_init__(self) -> None:
+        if not self.deployments:
+            raise UserError("deployments = [] leaves nothing to draw; name at least one, such as opt-13b")
+        for name in self.deployments:
+            lookup("deployment", paper.figure("table1"), name)
+        for (name, prompt, now, later), slots in zip(REQUESTS, self.chunk_slots):
+            words = len(f"{prompt} {now} {later}".split())
+            if slots < words or slots & (slots - 1):
+                raise UserError(f"chunk_slots = {list(self.chunk_slots)}: request {name} needs a power of two of at least "
+                                f"{words} slots")
+
+
+def points(params: Params) -> list[Point]:
+    return [
+        *(Point(table1, {"deployment": name}) for name in params.deployments),
+        Point(contiguous_requests, {"chunk_slots": params.chunk_slots}),
+        *(Point(exact_claim, {"claim": claim_id}) for claim_id in COMPUTE),
+    ]
+
+
+def _row(part: str, **values: Any) -> dict[str, Any]:
+    return {"part": part, "evidence": "exact", "device": None, "seed": None, "trace_hash": None, **values}
+
+
+def table1(deployment: str) -> dict[str, Any]:
+    """A row of Table 1 from the architecture; the bytes left for K/V are the paper's choice and taken from it.
+
+    Weights in 10^9 bytes, the KV cache in 2^30: the units in which the printed digits come out.
+    """
+    config, printed = DEPLOYMENTS[deployment], paper.figure("table1")[deployment]
+    per_token = config.model.kv_bytes_per_token
+    return _row("table1", deployment=deployment, parameters=config.model.num_parameters, kv_bytes_per_token=per_token,
+                weights_gb=config.model.weight_bytes / GB, kv_gib=printed["kv_gb"], gpu_gb=printed["gpu_gb"],
+                slots_of_printed_memory=printed["kv_gb"] * GIB // per_token, slots_in_runs=config.kv_slots)
+
+
+def contiguous_requests(chunk_slots: tuple[int, int]) -> list[dict[str, Any]]:
+    """Fig. 3 by the memory manager: where each request's chunk starts and how its slots are used.
+
+    A third request held the slots between the two and has finished: that gap is free, and only in one piece.
+    """
+    def declared(request: Request, max_model_len: int) -> int:
+        return chunk_slots[request.request_id] - request.prompt_tokens
+
+    slots = chunk_slots[0] + 2 * chunk_slots[1]
+    manager = ContiguousKVCacheManager(slots, block_size=1, reservation=declared, max_model_len=max(chunk_slots))
+    lengths = [[len(words.split()) for words in texts] for _, *texts in REQUESTS]
+    groups = [_group(index, prompt, now + later) for index, (prompt, now, later) in enumerate(lengths)]
+    stored = [prompt + now for prompt, now, _ in lengths]
+    finished = _group(1, 1, 1)
+    manager.allocate(groups[0], lengths[0][0])
+    first = manager.usage([(groups[0], stored[0])])
+    manager.allocate(finished, 1)
+    manager.allocate(groups[1], lengths[1][0])
+    manager.free(finished)
+    both = manager.usage(zip(groups, stored))
+    return [
+        _row("fig3", request=name, start=manager.block_table(group.seqs[0])[0], pool_slots=slots,
+             **{piece: getattr(both, piece) - getattr(first, piece) if index else getattr(first, piece)
+                for piece in ("token_states", "reserved", "internal")})
+        for index, ((name, *_), group) in enumerate(zip(REQUESTS, groups))
+    ]
+
+
+def _group(request_id: int, prompt: int, output: int) -> SequenceGroup:
+    return SequenceGroup(Request(request_id, 0.0, prompt, output, SamplingParams(max_tokens=output)))
+
+
+def exact_claim(claim: str) -> list[dict[str, Any]]:
+    """One row for each key of a claim that is pure arithmetic (`repro.claims.arithmetic`)."""
+    return [_row("claim", claim=claim, key=".".join(path), value=value) for path, value in leaves(COMPUTE[claim]())]
+
+
+def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
+    judgements = []
+    for claim, group in rows[rows["part"] == "claim"].groupby("claim", sort=False):
+        values = dict(zip(group["key"], group["value"]))
+        judgements.append(Judgement(claim, values.get("", values), "exact"))
+    table = rows[rows["part"] == "table1"].set_index("deployment")
+    billions = ", ".join(f"{count / 1e9:.2f}" for count in table["parameters"])
+    judgements.append(Judgement("table1-params", table["weights_gb"].to_dict(), "exact",
+                                note=f"The architectures have {billions} billion parameters."))
+    for deployment, row in table.iterrows():
+        judgements += _judge_table1(deployment, row)
+    if params.chunk_slots == Params.chunk_slots:
+        chunks = rows[rows["part"] == "fig3"].set_index("request")
+        unused = {f"{name.lower()}_{piece}": int(chunks.loc[name, piece])
+                  for name in chunks.index for piece in ("internal", "reserved")}
+        judgements.append(Judgement("fig3-unused-slots", unused, "exact", note="Read off the contiguous memory manager."))
+    return judgements
+
+
+def _judge_table1(deployment: str, row: pd.Series) -> list[Judgement]:
+    slots, note = row["slots_of_printed_memory"], ""
+    size = deployment.removeprefix("opt-")
+    if size == "66b":
+        note = (f"{row['kv_gib']:.0f} GiB hold {slots:,.0f} slots; the printed 9.7K need "
+                f"{9700 * row['kv_bytes_per_token'] / GIB:.1f} GiB. Runs use {row['slots_in_runs']:,.0f}.")
+    judgements = [Judgement(f"table1-slots-{size}", slots / 1000, "exact", note=note)]
+    if size == "13b":
+        printed = paper.figure("table1")[deployment]["weights_gb"]
+        judgements += [
+            Judgement("kv-bytes-per-token", int(row["kv_bytes_per_token"]), "exact"),
+            Judgement("kv-bytes-per-request", 2048 * row["kv_bytes_per_token"] / GIB, "exact"),
+            Judgement("fig1-weights-share", printed / row["gpu_gb"], "exact",
+                      note=f"From Table 1's rounded {printed} GB; the architecture's {row['weights_gb']:.2f} GB give "
+                           f"{row['weights_gb'] / row['gpu_gb']:.3f}."),
+            Judgement("fig1-kv-share", row["kv_gib"] / row["gpu_gb"], "exact", note="12 GB of 40, both from Table 1."),
+        ]
+    return judgements
+
+
+def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
+    from repro import plotting
+
+    with plotting.house():
+        return {"fig01_memory": _draw_table1(rows[rows["part"] == "table1"]),
+                "fig03_contiguous": _draw_chunks(rows[rows["part"] == "fig3"])}
+
+
+def _draw_table1(table: pd.DataFrame) -> Figure:
+    from repro import plotting
+
+    figure, (axis,) = plotting.panels([""], width=7.6, height=0.6 + 0.75 * len(table))
+    colors = {"weights": "#7A8CA5", "KV cache": plotting.PIECES["token_states"][1], "others": "#D9D9D9"}
+    for place, row in enumerate(table.itertuples()):
+        printed = paper.figure("table1")[row.deployment]
+        ours = {"weights": row.weights_gb, "KV cache": row.kv_gib}
+        theirs = {"weights": printed["weights_gb"], "KV cache": printed["kv_gb"]}
+        for parts, y, hollow in ((ours, place - 0.2, False), (theirs, place + 0.2, True)):
+            left = 0.0
+            for name, gb in (parts | {"others": row.gpu_gb - sum(parts.values())}).items():
+                share = 100 * gb / row.gpu_gb
+                axis.barh(y, share, 0.36, left=left, edgecolor=colors[name] if hollow else "white",
+                          facecolor="none" if hollow else colors[name], linewidth=1.2 if hollow else 0.6)
+                texts = [f"{gb:.{0 if hollow or name == 'KV cache' else 1}f} GB"]
+                if name == "KV cache":
+                    slots = printed["kv_kslots"] if hollow else row.slots_of_printed_memory / 1000
+                    texts = [f"{texts[0]} = {slots:.1f}K slots", f"{slots:.1f}K slots"]
+                if fitting := [text for text in texts if share > 0.9 * len(text)]:
+                    axis.text(left + share / 2, y, fitting[0], ha="center", va="center", fontsize=7.5,
+                              color="#333333" if hollow or name == "others" else "white")
+                left += share
+    names = [f"{row.deployment.upper()}\n{paper.figure('table1')[row.deployment]['gpus']}" for row in table.itertuples()]
+    axis.set_yticks(range(len(names)), names, fontsize=8.5)
+    axis.invert_yaxis()
+    axis.grid(axis="y", visible=False)
+    axis.set(xlabel="share of GPU memory (%)", xlim=(0, 100))
+    axis.set_title("")
+    handles = [plotting.Patch(facecolor=color, label=name) for name, color in colors.items()]
+    handles.append(plotting.Patch(facecolor="none", edgecolor="#555555", linewidth=1.2, label="as printed"))
+    figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
+    plotting.footer(figure, table, note="Weights from the architecture (GB = 10^9 bytes), slots from the printed KV memory "
+                                        "(GB read as 2^30 bytes); hollow: Table 1's digits")
+    return figure
+
+
+def _draw_chunks(chunks: pd.DataFrame) -> Figure:
+    """The pool to scale on top; below it the first slots of either chunk, one cell a slot."""
+    from repro import plotting
+
+    figure = plotting.Figure(figsize=(8.4, 3.7), layout="constrained")
+    axes = figure.subplots(1 + len(chunks), 1, height_ratios=[1.5, 1, 1])
+    pieces = ("token_states", "reserved", "internal")
+    pool = int(chunks["pool_slots"].iloc[0])
+    axes[0].barh(0, pool, 0.6, color="white", edgecolor="#888888", linewidth=0.8)
+    records = chunks.astype({piece: int for piece in (*pieces, "start")}).to_dict("records")
+    for axis, row, (name, *texts) in zip(axes[1:], records, REQUESTS):
+        left = row["start"]
+        for piece in pieces:
+            axes[0].barh(0, row[piece], 0.6, left=left, color=plotting.PIECES[piece][1])
+            left += row[piece]
+        axes[0].text((row["start"] + left) / 2, 0, f"request {name}:\n{left - row['start']:,} slots", ha="center",
+                     va="center", fontsize=8.5, color="white", fontweight="bold")
+        _draw_first_slots(axis, row, name, " ".join(texts).split())
+    ends = sorted((row["start"], row["start"] + sum(row[piece] for piece in pieces)) for row in records)
+    gap = (ends[0][1] + ends[1][0]) / 2
+    axes[0].text(gap, 0, "free", ha="center", va="center", fontsize=7.5, color="#555555")
+    axes[0].set(xlim=(0, pool), ylim=(-0.4, 0.4), xlabel="slot of the pool", yticks=[])
+    axes[0].grid(visible=False)
+    handles = [plotting.Patch(facecolor=plotting.PIECES[piece][1], label=plotting.PIECES[piece][0]) for piece in pieces]
+    handles.append(plotting.Patch(facecolor="white", edgecolor="#888888", label="external fragmentation"))
+    figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
+    plotting.footer(figure, chunks, note="Slots as counted by the contiguous memory manager; the width of the gap between the "
+                                         "two chunks is ours, the paper gives none")
+    return figure
+
+
+def _draw_first_slots(axis: Axes, row: dict[str, Any], name: str, words: list[str]) -> None:
+    from repro import plotting
+
+    shown = 13
+    for slot in range(shown):
+        piece = next(piece for piece, end in (("token_states", row["token_states"]),
+                                              ("reserved", row["token_states"] + row["reserved"]),
+                                              ("internal", shown)) if slot < end)
+        axis.barh(0, 1, 0.8, left=slot, color=plotting.PIECES[piece][1], edgecolor="white", linewidth=1)
+        axis.text(slot + 0.5, 0, words[slot] if slot < len(words) else "\u00b7", ha="center", va="center", fontsize=7,
+                  color="white")
+    axis.text(shown + 0.15, 0, f"{row['internal']:,} never used", fontsize=8, va="center")
+    axis.set(xlim=(0, shown + 2.6), ylim=(-0.5, 0.5), xticks=[], yticks=[0], yticklabels=[f"request {name}"])
+    axis.tick_params(left=False)
+    axis.grid(visible=False)
+    for spine in axis.spines.values():
+        spine.set_visible(False)
