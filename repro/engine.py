@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from repro.executor.interface import Executor
@@ -79,8 +79,14 @@ class Outcome:
         return (self.finish_s - self.request.arrival_s) / self.request.output_tokens
 
 
-#: called after each output has run and before it is accounted for: (engine, output, seconds at its start)
-Observer = Callable[["Engine", SchedulerOutput, float], None]
+class Observer:
+    """Watches a run. Iterations are not advanced together beyond `next_s`, so that it sees the state of that moment."""
+
+    next_s: float = math.inf
+
+    def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
+        """Called after each output has run and before it is accounted for; `engine.clock.now` is its end."""
+        raise NotImplementedError
 
 
 class Engine:
@@ -113,12 +119,13 @@ class Engine:
         start = self.clock.now
         output = self.scheduler.schedule()
         until = next_arrival_s if self.scheduler.admits_on_arrival else math.inf
+        until = min(until, *(observer.next_s for observer in self.observers), math.inf)
         self.scheduler.extend(output, self.executor.lookahead(output, start, until))
         result = self.executor.execute(output)
         for seconds in result.durations_s:
             self.clock.spend(seconds)
         for observer in self.observers:
-            observer(self, output, start)
+            observer.observe(self, output, start)
         now = self.clock.now
         for prefill in output.prefills:
             outcome = self._outcomes[prefill.group]

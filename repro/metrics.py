@@ -7,20 +7,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from repro.engine import Engine, Outcome
+from repro.engine import Engine, Observer, Outcome
 from repro.memory.interface import MemoryUsage
 from repro.scheduler import SchedulerOutput
 
 
-class BatchAverage:
+class BatchAverage(Observer):
     """Time-weighted mean number of running requests between `start_s` and `stop_s` (Fig. 13)."""
 
     def __init__(self, start_s: float, stop_s: float) -> None:
         self.start_s, self.stop_s = start_s, stop_s
         self._requests = self._seconds = 0.0
 
-    def __call__(self, engine: Engine, output: SchedulerOutput, start: float) -> None:
-        seconds = min(engine.clock.now, self.stop_s) - max(start, self.start_s)
+    def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
+        seconds = min(engine.clock.now, self.stop_s) - max(start_s, self.start_s)
         if seconds > 0:
             self._requests += seconds * (len(output.decodes) + len(output.prefills))
             self._seconds += seconds
@@ -30,21 +30,26 @@ class BatchAverage:
         return self._requests / self._seconds if self._seconds else math.nan
 
 
-class UsageSamples:
-    """MemoryUsage once per `interval_s` between `start_s` and `stop_s`, at the first iteration that ends after it (Fig. 2)."""
+class UsageSamples(Observer):
+    """MemoryUsage once per `interval_s` from `start_s` to `stop_s`, as each of these moments is passed (Fig. 2).
+
+    Equal spacing in time matters: states seen only when something happens, such as a finish, are a biased sample.
+    """
 
     def __init__(self, start_s: float, stop_s: float, interval_s: float = 1.0) -> None:
-        self.stop_s, self.interval_s = stop_s, interval_s
-        self._next = start_s
+        self.next_s, self.stop_s, self.interval_s = start_s, stop_s, interval_s
         self.samples: list[MemoryUsage] = []
 
-    def __call__(self, engine: Engine, output: SchedulerOutput, start: float) -> None:
+    def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
         now = engine.clock.now
-        if self._next <= now < self.stop_s:
-            self._next += self.interval_s * math.ceil((now - self._next) / self.interval_s + 1e-9)
-            scheduler = engine.scheduler
-            last = output.iteration + output.num_iterations - 1
-            self.samples.append(scheduler.manager.usage(scheduler.stored_lengths(last)))
+        if now < self.next_s:
+            return
+        scheduler = engine.scheduler
+        last = output.iteration + output.num_iterations - 1
+        self.samples.append(scheduler.manager.usage(scheduler.stored_lengths(last)))
+        self.next_s += self.interval_s * (1 + (now - self.next_s) // self.interval_s)
+        if self.next_s >= self.stop_s:
+            self.next_s = math.inf
 
     def mean(self, part: str) -> float:
         """Mean of a field of MemoryUsage, as a fraction of the pool."""
