@@ -47,9 +47,9 @@ def make_trace(
     .parquet file, or "hub" for the data set on the Hugging Face hub; the last two count tokens with
     `tokenizer`, a hub id or a folder. Pairs with prompt + output > max_model_len are left out.
 
-    Equal arguments give equal traces. Traces of one seed at two rates hold the same requests in the same order
-    on two time scales, more of them at the higher rate. Raises UserError for an unknown workload, numbers that
-    cannot be, or a source that cannot be read.
+    Equal arguments give equal traces. Traces of one seed at two rates hold the same requests in the same
+    order on two time scales, more of them at the higher rate. Raises UserError for an unknown workload,
+    numbers that cannot be, or a source that cannot be read.
     """
     if workload not in WORKLOADS:
         raise UserError(f"unknown workload {workload!r}: the known ones are {', '.join(WORKLOADS)}")

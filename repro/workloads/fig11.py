@@ -36,9 +36,8 @@ _SWEEPS = 50  # of proportional fitting; it stands still after about 30
 @functools.cache
 def fig11_data() -> dict[str, Any]:
     """The numbers behind this module: histograms, printed means, measured dependence, and their sources."""
-    return json.loads(
-        resources.files("repro.workloads").joinpath("data/fig11.json").read_text(encoding="utf-8")
-    )
+    file = resources.files("repro.workloads").joinpath("data/fig11.json")
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,10 +108,9 @@ def fit_marginal(histogram: dict[str, Any]) -> Marginal:
     """The marginal of one 128-bin histogram {min_tokens, max_tokens, mean_tokens, density}."""
     first, last = histogram["min_tokens"], histogram["max_tokens"]
     edges = np.linspace(first, last, len(histogram["density"]) + 1)
-    bin_last = (
-        np.ceil(edges[1:] - 1e-9).astype(np.int64) - 1
-    )  # a bin is closed on its left, open on its right ...
-    bin_last[-1] = last  # ... but for the last one, which has both ends
+    # A bin is closed on its left and open on its right, but for the last one, which has both ends.
+    bin_last = np.ceil(edges[1:] - 1e-9).astype(np.int64) - 1
+    bin_last[-1] = last
     knots = np.concatenate([[first - 1], bin_last])
     values = np.concatenate([[0.0], np.cumsum(histogram["density"])])
     values /= values[-1]
@@ -126,17 +124,15 @@ def fit_marginal(histogram: dict[str, Any]) -> Marginal:
         + right * values[index + 1]
         + right_slope * slopes[index + 1]
     )
-    # The mean is last - sum(cdf[:-1]): linear in the start slope, so one division finds the slope for the
-    # printed mean.
+    # The mean is last - sum(cdf[:-1]), linear in the start slope: one division fits the printed mean.
     per_slope = np.where(index == 0, left_slope, 0.0)
     excess = (last - cdf[:-1].sum()) - histogram["mean_tokens"]
     steepest = 3 * values[1] / (knots[1] - knots[0])  # beyond it the cubic would not be monotone
     cdf = cdf + per_slope * np.clip(excess / per_slope.sum(), 0.0, steepest)
     cdf = np.clip(np.maximum.accumulate(cdf), 0.0, 1.0)
 
-    ends = np.unique(
-        np.concatenate([np.arange(first - 1, _FINE_TOKENS + 1), bin_last[bin_last > _FINE_TOKENS]])
-    )
+    fine = np.arange(first - 1, _FINE_TOKENS + 1)
+    ends = np.concatenate([fine, bin_last[bin_last > _FINE_TOKENS]])
     has_mass = np.diff(cdf[ends - ends[0]]) > 1e-12  # an empty bin joins the next one
     return Marginal(first, cdf, ends[np.concatenate([[True], has_mass])])
 
@@ -151,7 +147,7 @@ class JointLengths:
     facts: SourceFacts
 
     def draw(self, num_pairs: int, seed: int) -> np.ndarray:
-        """[num_pairs, 2] independent (prompt, output) pairs; a seed's longer draw begins like its shorter one."""
+        """[num_pairs, 2] independent (prompt, output) pairs; a seed's draws of any length begin alike."""
         uniform = np.random.default_rng([seed, LENGTHS_STREAM]).random((num_pairs, 3))
         cumulative = np.cumsum(self.mass)
         cell = np.searchsorted(cumulative / cumulative[-1], uniform[:, 0], side="right")

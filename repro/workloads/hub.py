@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from repro.errors import UserError
-from repro.workloads.lengths import LengthPairs
+from repro.workloads.lengths import COLUMNS, LengthPairs
 
 OPT_TOKENIZER = "facebook/opt-13b"  # the OPT models share one tokenizer
 HUB_TIMEOUT_S = 5.0
@@ -86,8 +86,7 @@ DATASETS = {
 def lengths_from_dataset(
     workload: str, path: str | None = None, tokenizer: str = OPT_TOKENIZER, max_model_len: int = 2048
 ) -> LengthPairs:
-    """Length pairs of a data set in DATASETS: from the hub, or from the local file `path` in the data set's
-    own format.
+    """Length pairs of a data set in DATASETS: from the hub, or from a local file in the data set's format.
 
     `tokenizer` is a hub id or a folder. Tokenized lengths stay in the cache of `datasets`, so that a second
     process does not tokenize again. Raises UserError where there is no network, no such file, or not this
@@ -125,15 +124,11 @@ def _load(
         rows = (dict(zip(batch, values)) for values in zip(*batch.values()))
         texts = [pair for row in rows if (pair := spec.texts(row)) is not None]
         if not texts:
-            return {"prompt_tokens": [], "output_tokens": []}
-        prompts, outputs = (encode(list(column))["input_ids"] for column in zip(*texts))
-        return {
-            "prompt_tokens": [len(ids) for ids in prompts],
-            "output_tokens": [len(ids) for ids in outputs],
-        }
+            return {name: [] for name in COLUMNS}
+        encoded = (encode(list(column))["input_ids"] for column in zip(*texts))
+        return {name: [len(ids) for ids in column] for name, column in zip(COLUMNS, encoded)}
 
-    names = ("prompt_tokens", "output_tokens")
-    features = datasets.Features({name: datasets.Value("int64") for name in names})
+    features = datasets.Features({name: datasets.Value("int64") for name in COLUMNS})
     try:
         counted = dataset.map(
             count_tokens, batched=True, remove_columns=dataset.column_names, features=features
@@ -146,7 +141,7 @@ def _load(
         raise UserError(
             f"datasets cannot write its cache ({error}): set HF_DATASETS_CACHE to a folder that it can"
         ) from error
-    pairs = np.stack([np.asarray(counted[name], dtype=np.int64) for name in names], axis=1)
+    pairs = np.stack([np.asarray(counted[name], dtype=np.int64) for name in COLUMNS], axis=1)
     pairs = pairs[(pairs >= 1).all(axis=1)]
     where = Path(path).name if path else spec.hub_id
     source = (

@@ -83,8 +83,8 @@ class LengthPairs:
         facts = SourceFacts(
             source=source,
             recipe="shuffled passes: a seeded permutation of all the pairs, then another one, so that no "
-            "pair comes again before every pair came (the authors took the first N pairs of the file and shuffled "
-            "those)",
+            "pair comes again before every pair came (the authors took the first N pairs of the file "
+            "and shuffled those)",
             filter=f"prompt + output <= {max_model_len} ({len(kept)} of {len(pairs)} pairs kept)",
             num_pairs=len(kept),
             dropped_share=1.0 - len(kept) / len(pairs),

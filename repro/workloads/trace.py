@@ -145,11 +145,11 @@ def check_arrivals(rate_per_s: float, duration_s: float, seed: int) -> None:
 
 
 def poisson_arrivals(rate_per_s: float, duration_s: float, seed: int) -> np.ndarray:
-    """Arrival times in [0, duration_s), float64, sorted: independent Poisson counts per 10 ms, as the authors.
+    """Arrival times in [0, duration_s), float64, sorted: Poisson counts per 10 ms, as the authors drew.
 
     All arrivals of a tick carry its start. The counts come from a Poisson process whose times are floored to
-    the tick; its unit-rate gaps depend on the seed alone, so traces of one seed at two rates are one pattern on
-    two time scales: what differs along a curve over rates is the rate. Raises UserError as `check_arrivals`.
+    the tick; its unit-rate gaps depend on the seed alone, so traces of one seed at two rates are one pattern
+    on two time scales: what differs along a curve over rates is the rate. Raises UserError as check_arrivals.
     """
     check_arrivals(rate_per_s, duration_s, seed)
     expected = rate_per_s * duration_s
