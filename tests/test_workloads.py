@@ -71,6 +71,8 @@ def test_rate_and_duration_must_be_positive(field: str, value: object) -> None:
     arguments = {"rate": 1.0, "duration_s": 60.0} | {field: value}
     with pytest.raises(UserError, match=f"{field} is .*positive"):
         make_trace("sharegpt", seed=0, **arguments)
+    with pytest.raises(UserError, match=f"{field} is .*positive"):
+        poisson_arrivals(arguments["rate"], arguments["duration_s"], seed=0)
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "0", None, True])
@@ -207,6 +209,15 @@ def test_draws_are_shuffled_passes(pairs: list[tuple[int, int]], count: int, see
     assert drawn == [tuple(pair) for pair in source.draw(count + 7, seed).tolist()][:count]
     shuffled = np.random.default_rng(seed).permutation(np.array(pairs))
     assert pairs_hash(shuffled) == pairs_hash(np.array(pairs))
+
+
+def test_seeds_shuffle_a_file_differently() -> None:
+    in_order = np.stack([np.arange(1, 101), np.arange(1, 101)], axis=1)
+    source = LengthPairs.filtered(in_order, "test", "sharegpt", 300)
+    drawn = [source.draw(200, seed) for seed in (0, 1)]
+    assert not np.array_equal(drawn[0], drawn[1])
+    assert all(not np.array_equal(pairs[:100], in_order) for pairs in drawn)
+    assert not np.array_equal(drawn[0][:100], drawn[0][100:]), "every pass has its own order"
 
 
 def test_file_is_filtered_and_counted(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ SHAREGPT_ROWS = [
     {"id": "d_0", "conversations": [turn("human", 1)]},  # nobody replied
     {"id": "e_0", "conversations": []},
     {"id": "f_0", "conversations": [turn("human", 2), turn("human", 3), turn("gpt", 4)]},  # not a round
+    {"id": "f_1", "conversations": [turn("human", 2), turn("system", 3), turn("gpt", 4)]},
     {
         "id": "g_0",
         "conversations": [turn("human", 0), turn("gpt", 1)],
@@ -79,7 +80,7 @@ def test_sharegpt_takes_the_first_round(tmp_path: Path, tokenizer: str, no_netwo
     path = write_json(tmp_path / "ShareGPT_V3_unfiltered_cleaned_split.json", SHAREGPT_ROWS)
     lengths = lengths_from_dataset("sharegpt", path, tokenizer, max_model_len=64)
     assert lengths.pairs.tolist() == [[4, 6], [5, 7], [3, 8], [1, 2]]
-    assert "5 of 8 rows" in lengths.facts.source and "4 of 5 pairs" in lengths.facts.filter
+    assert "5 of 9 rows" in lengths.facts.source and "4 of 5 pairs" in lengths.facts.filter
     assert not lengths.facts.equals_paper_trace
     assert no_network == [], "a local file and a local tokenizer need no look-up"
 
