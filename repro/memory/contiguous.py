@@ -69,8 +69,9 @@ class ContiguousKVCacheManager(KVCacheManager):
         return BuddyAllocator.rounded(self.cdiv(self.reserved_tokens(group)))
 
     def fits(self, group: SequenceGroup) -> bool:
-        empty = BuddyAllocator(self.num_blocks, self.buddy.max_chunk)
-        return empty.can_allocate_many(self._chunk(group), len(group.seqs))
+        # The initial chunks are the binary digits of the pool, so an empty pool holds num_blocks // chunk chunks.
+        chunk = self._chunk(group)
+        return chunk <= self.buddy.max_chunk and self.num_blocks // chunk >= len(group.seqs)
 
     def can_allocate(self, group: SequenceGroup, num_tokens: int) -> bool:
         return self.buddy.can_allocate_many(self._chunk(group), len(group.seqs))

@@ -1,0 +1,79 @@
+"""One serving run in virtual time, as one call: a system, a deployment, a trace, a cost model.
+
+Studies are built from these functions; what a run returns is numbers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from repro.config import GIB, Deployment
+from repro.engine import Engine, Observer, Outcome
+from repro.events import Event
+from repro.executor.cost_model import CostModel
+from repro.executor.simulated import SimulatedExecutor
+from repro.metrics import normalized_latency_s
+from repro.scheduler import Scheduler
+from repro.sequence import Request, SamplingParams
+from repro.systems import System
+from repro.workloads import Trace
+
+#: CPU memory for swapped groups, per GPU (the authors' setting)
+SWAP_SPACE_BYTES = 20 * GIB
+
+
+def trace_seconds(model: str) -> float:
+    """How long the authors' traces are: an hour, but 15 minutes for OPT-175B (§6.1)."""
+    return 900.0 if model == "opt-175b" else 3600.0
+
+
+@dataclass(frozen=True)
+class Served:
+    """A finished run: outcomes in the order of the trace, and the engine as it stands at the end."""
+
+    outcomes: list[Outcome]
+    engine: Engine
+
+    @property
+    def latency_s_per_token(self) -> float:
+        return normalized_latency_s(self.outcomes)
+
+
+def requests_of(trace: Trace, sampling: SamplingParams) -> Iterator[Request]:
+    lengths = zip(trace.arrival_s.tolist(), trace.prompt_tokens.tolist(), trace.output_tokens.tolist())
+    for index, (arrival, prompt, output) in enumerate(lengths):
+        yield Request(index, arrival, prompt, output, sampling)
+
+
+def serve(system: System, deployment: Deployment, trace: Trace, cost_model: CostModel, block_size: int = 16,
+          sampling: SamplingParams = SamplingParams(), observers: Iterable[Observer] = (),
+          log: list[Event] | None = None) -> Served:
+    """Run a trace to the end of its last request.
+
+    UserError, before any work, if the pool cannot hold one of the requests at its full length.
+    """
+    block_bytes = block_size * deployment.model.kv_bytes_per_token // deployment.num_gpus
+    manager = system.manager(deployment.num_blocks(block_size), block_size, deployment.model.max_model_len,
+                             SWAP_SPACE_BYTES // block_bytes)
+    engine = Engine(Scheduler(manager, system.scheduler, log), SimulatedExecutor(cost_model), observers=observers)
+    return Served(engine.run(requests_of(trace, sampling)), engine)
+
+
+def crossing(latency: Callable[[float], float], start: float, level: float = 0.5, precision: float = 0.01) -> float:
+    """The rate at which a latency curve reaches `level` (s/token): bisected until the bracket is within `precision`.
+
+    The bracket is first widened from `start` by steps of a quarter. Returns its geometric middle.
+    """
+    low = high = start
+    while latency(low) > level:
+        high, low = low, low / 1.25
+    while high == low or latency(high) <= level:
+        low, high = high, high * 1.25
+    while high / low > 1 + precision:
+        middle = (low * high) ** 0.5
+        if latency(middle) > level:
+            high = middle
+        else:
+            low = middle
+    return (low * high) ** 0.5
