@@ -164,7 +164,8 @@ def _ledger_row(entry: Mapping[str, Any], links: Mapping[str, str]) -> str:
     else:
         cells = (f'<td class="n" data-label="paper">{_number(paper)}</td>'
                  f'<td class="n" data-label="ours">{_ours(ours, interval)}</td>')
-    sources = "<br>".join(f'<a href="#{escape(stem)}">{escape(stem)}</a> <span class="links">{links.get(stem, "")}</span>'
+    sources = "<br>".join(f'<a href="#{escape(stem)}">{escape(stem)}</a> '
+                          f'<span class="links">{links.get(stem, "")}</span>'
                           for stem in (entry["experiment"] or "").split(", ") if stem)
     printed = f' Printed: {escape(entry["printed"])}.' if entry["printed"] else ""
     note = f'<p class="note">{escape(entry["note"])}</p>' if entry["note"] else ""
@@ -187,7 +188,8 @@ def _key_table(entry: Mapping[str, Any]) -> str:
         distance = deviation(paper, ours)
         apart = "" if distance is None or abs(distance) < 0.05 else f"{distance:+.1f} %"
         word = "" if verdict in (Verdict.REPRODUCED, Verdict.NOT_RUN) else verdict.split()[0]
-        rows.append(f'<tr class="{_css(verdict)}-key" title="{escape(verdict)}"><th>{escape(_key_name(entry["paper"], path))}</th>'
+        name = _key_name(entry["paper"], path)
+        rows.append(f'<tr class="{_css(verdict)}-key" title="{escape(verdict)}"><th>{escape(name)}</th>'
                     f'<td class="n">{_number(paper)}</td><td class="n">{_ours(ours, at(entry["interval"], path))}</td>'
                     f'<td class="n apart">{apart} {word}</td></tr>')
     table = ('<table class="keys"><tr><th></th><th class="n">paper</th><th class="n">ours</th><th></th></tr>'
@@ -214,21 +216,22 @@ def _verdict_at(verdicts: Tree, path: Iterable[str]) -> str:
 
 
 def _machines(manifests: Mapping[str, Mapping[str, Any]]) -> str:
+    columns = ("experiment", "points", "seconds of computing", "machine", "versions", "commit", "when (UTC)")
     rows = []
     for stem, manifest in manifests.items():
         for machine in manifest.get("computed_by", []):
-            libraries = ", ".join(f"{name} {version}" for name, version in machine.get("libraries", {}).items() if version)
-            commit = (machine.get("commit") or "unknown")[:10] + (" + changes" if machine.get("uncommitted_changes") else "")
+            libraries = ", ".join(f"{name} {version}" for name, version in machine.get("libraries", {}).items()
+                                  if version)
+            changes = " + changes" if machine.get("uncommitted_changes") else ""
+            commit = (machine.get("commit") or "unknown")[:10] + changes
             hardware = f"{machine.get('cpu')}, {machine.get('cores')} cores" + "".join(
                 f", {gpu}" for gpu in machine.get("gpus") or [])
-            cells = {"experiment": stem, "points": manifest.get("points"),
-                     "seconds of computing": manifest.get("seconds_of_computing"), "machine": hardware,
-                     "versions": f"Python {machine.get('python')}, {libraries}", "commit": commit,
-                     "when (UTC)": (machine.get("utc") or "")[:16].replace("T", " ")}
+            cells = (stem, manifest.get("points"), manifest.get("seconds_of_computing"), hardware,
+                     f"Python {machine.get('python')}, {libraries}", commit,
+                     (machine.get("utc") or "")[:16].replace("T", " "))
             rows.append("<tr>" + "".join(f'<td data-label="{name}">{escape(str(value))}</td>'
-                                         for name, value in cells.items()) + "</tr>")
+                                         for name, value in zip(columns, cells)) + "</tr>")
     if not rows:
         return "<p>No manifests: nothing has been run here.</p>"
-    head = "".join(f"<th>{name}</th>" for name in ("experiment", "points", "seconds of computing", "machine", "versions",
-                                                   "commit", "when (UTC)"))
+    head = "".join(f"<th>{name}</th>" for name in columns)
     return f'<table class="cards"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'

@@ -17,8 +17,8 @@ PAGE = """<!doctype html>
 <h1>PagedAttention, reproduced</h1>
 <p>The figures and claims of <i>Efficient Memory Management for Large Language Model Serving with PagedAttention</i>
 (Kwon et al., SOSP 2023, <a href="https://arxiv.org/abs/2309.06180">arXiv:2309.06180</a>) beside our own numbers. Each
-says what it is: <b>exact</b> (arithmetic), <b>replayed</b> (allocator and scheduler on a trace), <b>modelled</b> (a cost
-model in virtual time), <b>measured</b> (this machine) or <b>recorded</b> (measured earlier, on the GPU named).</p>
+says what it is: <b>exact</b> (arithmetic), <b>replayed</b> (allocator and scheduler on a trace), <b>modelled</b> (a
+cost model in virtual time), <b>measured</b> (this machine) or <b>recorded</b> (measured earlier, on the GPU named).</p>
 {summary}
 </header>
 <nav>{contents}<a href="#ledger">Claims ledger</a><a href="#machines">Machines</a></nav>
@@ -96,7 +96,8 @@ table{border-collapse:collapse;width:100%}
 .keys th.n{text-align:right;padding:0 0 0 10px;font-size:12px}
 .keys td{padding:0 0 0 10px;white-space:nowrap}
 .keys .apart{color:var(--soft);font-size:12px}
-.v-reproduced-key>td:nth-child(3){color:var(--reproduced)}.v-differs-key>td:nth-child(3){color:var(--differs);font-weight:600}
+.v-reproduced-key>td:nth-child(3){color:var(--reproduced)}
+.v-differs-key>td:nth-child(3){color:var(--differs);font-weight:600}
 .v-contradictory-key>td:nth-child(3){color:var(--contradictory)}.v-reported-key>td:nth-child(3){color:var(--reported)}
 summary{cursor:pointer;color:var(--link)}
 @media (max-width:760px){
@@ -105,8 +106,8 @@ header,main,nav{padding-left:12px;padding-right:12px}h1{font-size:25px}section{p
 .cards,.cards>tbody,.cards>tbody>tr,.cards>tbody>tr>td{display:block;width:100%!important}
 .cards>tbody>tr{border-top:6px solid var(--back);padding:8px 0}
 .cards>tbody>tr>td{border:0;padding:3px 12px;text-align:left}
-.cards>tbody>tr>td:not([data-label=''])::before{content:attr(data-label);display:inline-block;min-width:76px;font-size:12px;
-color:var(--soft)}
+.cards>tbody>tr>td:not([data-label=''])::before{content:attr(data-label);display:inline-block;min-width:76px;
+font-size:12px;color:var(--soft)}
 .cards .note{overflow-wrap:anywhere}
 input{width:100%}.cards>tbody>tr>td{overflow-x:auto}
 }
@@ -123,7 +124,9 @@ SCRIPT = """
       var fits = (!verdict || row.dataset.verdict === verdict) && row.textContent.toLowerCase().indexOf(words) >= 0;
       row.hidden = !fits; row.style.display = fits ? "" : "none"; count += fits;
     });
-    buttons.forEach(function (button) { button.classList.toggle("on", button.dataset.verdict === verdict && !!verdict); });
+    buttons.forEach(function (button) {
+      button.classList.toggle("on", button.dataset.verdict === verdict && !!verdict);
+    });
     shown.textContent = count + " of " + rows.length + " shown";
   }
   buttons.forEach(function (button) {

@@ -95,7 +95,8 @@ def house() -> Iterator[None]:
         "font.family": "DejaVu Sans",  # comes with matplotlib: the same letters on every machine
         "axes.grid": True, "grid.color": "#E6E6E6", "grid.linewidth": 0.7, "axes.axisbelow": True,
         "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10.5, "axes.titleweight": "bold",
-        "axes.edgecolor": "#888888", "hatch.linewidth": 0.6, "legend.frameon": False, "axes.labelsize": 10, "xtick.labelsize": 9, "ytick.labelsize": 9, "figure.dpi": 130,
+        "axes.edgecolor": "#888888", "hatch.linewidth": 0.6, "legend.frameon": False,
+        "axes.labelsize": 10, "xtick.labelsize": 9, "ytick.labelsize": 9, "figure.dpi": 130,
     }):
         yield
 
@@ -132,7 +133,7 @@ def curves(axis: Axes, rows: pd.DataFrame, x: str, y: str, by: str = "system",
 
 def bars(axis: Axes, rows: pd.DataFrame, y: str, by: str = "system",
          paper: Mapping[str, float] | None = None, digits: int = 1) -> None:
-    """One bar for each `by`, mean over the rows with a whisker from the least to the most, the paper's hollow beside it."""
+    """One bar for each `by`: mean over the rows, a whisker from the least to the most, the paper's hollow beside it."""
     looks = styles(rows[by])
     for place, (system, group) in enumerate(rows.groupby(by, sort=False)):
         values = group[y]
@@ -140,13 +141,15 @@ def bars(axis: Axes, rows: pd.DataFrame, y: str, by: str = "system",
         axis.bar(place - 0.2, mean, 0.38, **_bar_look(looks[system].color, group))
         axis.errorbar(place - 0.2, mean, [[mean - values.min()], [values.max() - mean]], color="black", linewidth=1,
                       capsize=2.5)
-        axis.annotate(f"{mean:.{digits}f}", (place - 0.2, values.max()), (0, 2), textcoords="offset points", ha="center",
-                      va="bottom", fontsize=8)
+        _number_above(axis, f"{mean:.{digits}f}", place - 0.2, values.max(), "black")
         if paper and system in paper:
             axis.bar(place + 0.2, paper[system], 0.38, facecolor="none", edgecolor=looks[system].color, linewidth=1.3)
-            axis.annotate(f"{paper[system]:.{digits}f}", (place + 0.2, paper[system]), (0, 2), textcoords="offset points",
-                          ha="center", va="bottom", fontsize=8, color=_GREY)
+            _number_above(axis, f"{paper[system]:.{digits}f}", place + 0.2, paper[system], _GREY)
     _name_systems(axis, looks)
+
+
+def _number_above(axis: Axes, text: str, x: float, y: float, color: str) -> None:
+    axis.annotate(text, (x, y), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=8, color=color)
 
 
 def memory_bars(axis: Axes, rows: pd.DataFrame, by: str = "system",
@@ -163,7 +166,8 @@ def memory_bars(axis: Axes, rows: pd.DataFrame, by: str = "system",
         axis.errorbar(place - 0.33, states.mean(), [[states.mean() - states.min()], [states.max() - states.mean()]],
                       color="black", linewidth=1, capsize=2.5)
         if paper and system in paper:
-            _stack(axis, place + 0.21, {_PAPER_PIECE[name]: value for name, value in paper[system].items()}, hollow=True)
+            theirs = {_PAPER_PIECE[name]: share for name, share in paper[system].items()}
+            _stack(axis, place + 0.21, theirs, hollow=True)
     _name_systems(axis, looks)
     axis.set_ylim(0, 101)
 

@@ -139,8 +139,10 @@ def test_rules_that_decide_nothing_never_say_reproduced(kind, expected):
     assert verdict({"type": kind}, 1, None) is Verdict.NOT_RUN
 
 
-@pytest.mark.parametrize("rule", [{"type": "close"}, {"type": "within"}, {"type": "within", "percent": 1, "absolute": 1},
-                                  {"type": "equal", "percent": 1}, {"type": "inside", "low": 1}])
+@pytest.mark.parametrize("rule", [
+    {"type": "close"}, {"type": "within"}, {"type": "within", "percent": 1, "absolute": 1},
+    {"type": "equal", "percent": 1}, {"type": "inside", "low": 1},
+])
 def test_unknown_rules_and_options_are_refused(rule):
     with pytest.raises(ValueError):
         Rule.parse(rule)
@@ -217,8 +219,8 @@ def test_all_claims_are_there_from_the_start(tmp_path):
 
 
 def test_the_table_shows_the_touched_claims_and_the_file_their_details(tmp_path):
-    table = claims.record([Judgement("waste-under-4-percent", 3.2, "replayed", interval=(3.1, 3.4), note="Why.")], "fig02",
-                          tmp_path)
+    judgement = Judgement("waste-under-4-percent", 3.2, "replayed", interval=(3.1, 3.4), note="Why.")
+    table = claims.record([judgement], "fig02", tmp_path)
     assert list(table["id"]) == ["waste-under-4-percent"] and list(table["verdict"]) == ["reproduced"]
     entry = entries_of(tmp_path)["waste-under-4-percent"]
     assert (entry["paper"], entry["ours"], entry["interval"]) == (4, 3.2, [3.1, 3.4])

@@ -44,7 +44,8 @@ def folders(tmp_path, monkeypatch):
     (tmp_path / "notebooks").mkdir()
     for path in (tmp_path / "notebooks", results / "fig01_memory"):
         (path / "fig01_memory.ipynb").write_text("{}")
-    claims.record([Judgement("waste-under-4-percent", 3.2, "replayed", [3.1, 3.4], "a < b & c")], "fig01_memory", figures)
+    judgement = Judgement("waste-under-4-percent", 3.2, "replayed", [3.1, 3.4], "a < b & c")
+    claims.record([judgement], "fig01_memory", figures)
     figure = Figure()
     figure.subplots().plot([1, 2])
     about = {"experiment": "fig01_memory", "evidence": ["modelled"], "devices": ["a100-2023"], "scale": "smoke"}
@@ -77,8 +78,8 @@ def test_it_needs_no_network(folders):
 
 def test_it_shows_figures_verdicts_machines_and_all_claims(folders):
     text = page.build(*folders).read_text()
-    for part in ("Sums &amp; shares", "modelled · a100-2023 · scale smoke", "a &lt; b &amp; c", "3.1 … 3.4", "&lt;CPU&gt;",
-                 "0123456789 + changes", "numpy 2.4", "H200", '<b>1</b> reproduced', '<b>80</b> not run'):
+    for part in ("Sums &amp; shares", "modelled · a100-2023 · scale smoke", "a &lt; b &amp; c", "3.1 … 3.4",
+                 "&lt;CPU&gt;", "0123456789 + changes", "numpy 2.4", "H200", '<b>1</b> reproduced', '<b>80</b> not run'):
         assert part in text, part
     assert "a < b" not in text and "<CPU>" not in text
     assert text.count('<tr id="claim-') == 81

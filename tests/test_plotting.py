@@ -82,7 +82,8 @@ def test_bars_carry_mean_and_range(axis):
 
 
 def test_the_footer_says_what_the_figure_is():
-    text = plotting.provenance(pd.concat([rows(), rows(evidence="recorded", device="h200", seeds=(0,))]), with_paper=True)
+    both = pd.concat([rows(), rows(evidence="recorded", device="h200", seeds=(0,))])
+    text = plotting.provenance(both, with_paper=True)
     assert text == ("modelled on a100-2023, 3 seeds (mean; least to most); recorded on h200, 1 seed; "
                     "hollow: the paper's points")
     with plotting.house():

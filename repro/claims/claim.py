@@ -18,8 +18,8 @@ _FILES = ("paper.yaml", "later.yaml")
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim. `value` is a number, a word, or nested dicts and lists of them; `judge` maps each of its top-level keys
-    to a rule ("" for all of it). ValueError where the data file is inconsistent."""
+    """One claim. `value` is a number, a word, or nested dicts and lists of them; `judge` maps each of its top-level
+    keys to a rule ("" for all of it). ValueError where the data file is inconsistent."""
 
     id: str
     where: str
@@ -66,7 +66,10 @@ class Judgement:
 
 
 def plain(tree: Tree) -> Tree:
-    """JSON's own types, keys as text, other than whole numbers to six significant digits (so that equal runs give equal bytes)."""
+    """JSON's own types: keys as text, whole numbers as they are, others to six significant digits.
+
+    Rounding hides what the last bits of a sum may differ in between machines. ValueError for anything else.
+    """
     if isinstance(tree, Mapping):
         return {str(key): plain(value) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):

@@ -28,8 +28,8 @@ _SEVERITY = list(Verdict)
 def record(judgements: Iterable[Judgement], experiment: str, directory: Path) -> pd.DataFrame:
     """Merge an experiment's judgements into `directory`/claims.json and return the entries they touch as a table.
 
-    Earlier contributions of this experiment are dropped first. Raises KeyError for an unknown claim and ValueError for a
-    claim judged twice or for keys that the claim does not have (both are bugs), UserError for a broken ledger file.
+    Earlier contributions of this experiment are dropped first. Raises KeyError for an unknown claim and ValueError for
+    a claim judged twice or for keys that the claim does not have (all bugs), UserError for a broken ledger file.
     """
     import pandas as pd
 
@@ -65,7 +65,7 @@ def read(directory: Path) -> list[dict[str, Any]]:
         try:
             stored = {entry["id"]: entry["contributions"] for entry in json.loads(path.read_text(encoding="utf-8"))}
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} is not a claims ledger ({error}); delete it and run the experiments again") from error
+            raise UserError(f"{path} is not a claims ledger ({error}); delete it and run the experiments again") from None
     return [_entry(claim, stored.get(claim.id, [])) for claim in claims.values()]
 
 

@@ -4,10 +4,10 @@ The numbers were read off the vector graphics of arXiv:2309.06180's PDF, each pa
 (residual under 0.001 of the axis); nothing here was measured by us. A point is [x, y]. A third item, "off", marks where
 a line leaves the top of its plot: that is a place on the drawn line, not a measured point. Systems carry our ids.
 
-What is kept: table1 (as printed), fig1 (GB and token/s against the batch), fig2 (% of the KV cache), fig12, fig14, fig16, fig17
-(normalized latency in s/token against the request rate in req/s, by panel and system), fig18a (us against the context
-length), fig18b and fig19b (s/token against the block size), fig19a (ms against the block size). Fig. 11's histograms
-belong to `repro.workloads`. The module knows nothing of claims or of how a curve is drawn.
+What is kept: table1 (as printed), fig1 (GB and token/s against the batch), fig2 (% of the KV cache), fig12, fig14,
+fig16, fig17 (normalized latency in s/token against the request rate in req/s, by panel and system), fig18a (us against
+the context length), fig18b and fig19b (s/token against the block size), fig19a (ms against the block size). Fig. 11's
+histograms belong to `repro.workloads`. The module knows nothing of claims or of how a curve is drawn.
 """
 
 import json
@@ -62,7 +62,7 @@ def crossing(vertices: list[Point], level: float) -> float | None:
 
 
 def crossings(name: str, level: float = 0.5) -> dict[str, dict[str, float | None]]:
-    """Request rate (req/s) at which each drawn latency curve of `name` reaches `level` s/token: panel -> system -> rate."""
+    """panel -> system -> request rate (req/s) at which the drawn latency curve reaches `level` s/token."""
     return {
         panel: {system: crossing(line(name, panel, system), level) for system in systems}
         for panel, systems in _curves()[name].items()

@@ -1,8 +1,8 @@
 """What follows from the configuration alone: Table 1, Fig. 1 (left), Fig. 3, and every other sum that a claim rests on.
 
-Nothing here is timed or random. Table 1 and Fig. 1 come from the architectures in `repro.config`; Fig. 3 is read off the
-contiguous memory manager after it has served the figure's two requests. Fig. 1's right half needs the engine and is not
-drawn here.
+Nothing here is timed or random. Table 1 and Fig. 1 come from the architectures in `repro.config`; Fig. 3 is read off
+the contiguous memory manager while it serves the figure's two requests. Fig. 1's right half needs the engine and is
+not drawn here.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CAPTION = {
-    "fig01_memory": "Table 1 and the left of Fig. 1: how the GPUs' memory splits into weights and KV cache for the paper's "
-                    "three models, recomputed from the architectures beside the printed digits.",
-    "fig03_contiguous": "Fig. 3: two requests in contiguous chunks of 2048 and 512 slots, and what stays empty, read off "
-                        "the contiguous memory manager.",
+    "fig01_memory": "Table 1 and the left of Fig. 1: how the GPUs' memory splits into weights and KV cache for the "
+                    "paper's three models, recomputed from the architectures beside the printed digits.",
+    "fig03_contiguous": "Fig. 3: two requests in contiguous chunks of 2048 and 512 slots, and what stays empty, read "
+                        "off the contiguous memory manager.",
 }
 #: Fig. 3's two requests: (name, prompt, words generated so far, words still to come); word = token, as in the figure.
-REQUESTS = (("A", "Four score and seven years ago our", "fathers", "brought forth"), ("B", "You only live", "once", "<eos>"))
+REQUESTS = (("A", "Four score and seven years ago our", "fathers", "brought forth"),
+            ("B", "You only live", "once", "<eos>"))
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class Params:
         for (name, prompt, now, later), slots in zip(REQUESTS, self.chunk_slots):
             words = len(f"{prompt} {now} {later}".split())
             if slots < words or slots & (slots - 1):
-                raise UserError(f"chunk_slots = {list(self.chunk_slots)}: request {name} needs a power of two of at least "
-                                f"{words} slots")
+                raise UserError(f"chunk_slots = {list(self.chunk_slots)}: request {name} needs a power of two of at "
+                                f"least {words} slots")
 
 
 def points(params: Params) -> list[Point]:
@@ -130,7 +131,8 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
         chunks = rows[rows["part"] == "fig3"].set_index("request")
         unused = {f"{name.lower()}_{piece}": int(chunks.loc[name, piece])
                   for name in chunks.index for piece in ("internal", "reserved")}
-        judgements.append(Judgement("fig3-unused-slots", unused, "exact", note="Read off the contiguous memory manager."))
+        judgements.append(Judgement("fig3-unused-slots", unused, "exact",
+                                    note="Read off the contiguous memory manager."))
     return judgements
 
 
@@ -185,7 +187,7 @@ def _draw_table1(table: pd.DataFrame) -> Figure:
                     axis.text(left + share / 2, y, fitting[0], ha="center", va="center", fontsize=7.5,
                               color="#333333" if hollow or name == "others" else "white")
                 left += share
-    names = [f"{row.deployment.upper()}\n{paper.figure('table1')[row.deployment]['gpus']}" for row in table.itertuples()]
+    names = [f"{name.upper()}\n{paper.figure('table1')[name]['gpus']}" for name in table["deployment"]]
     axis.set_yticks(range(len(names)), names, fontsize=8.5)
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
@@ -194,8 +196,8 @@ def _draw_table1(table: pd.DataFrame) -> Figure:
     handles = [plotting.Patch(facecolor=color, label=name) for name, color in colors.items()]
     handles.append(plotting.Patch(facecolor="none", edgecolor="#555555", linewidth=1.2, label="as printed"))
     figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
-    plotting.footer(figure, table, note="Weights from the architecture (GB = 10^9 bytes), slots from the printed KV memory "
-                                        "(GB read as 2^30 bytes); hollow: Table 1's digits")
+    plotting.footer(figure, table, note="Weights from the architecture (GB = 10^9 bytes), slots from the printed KV "
+                                        "memory (GB read as 2^30 bytes); hollow: Table 1's digits")
     return figure
 
 
@@ -225,8 +227,8 @@ def _draw_chunks(chunks: pd.DataFrame) -> Figure:
     handles = [plotting.Patch(facecolor=plotting.PIECES[piece][1], label=plotting.PIECES[piece][0]) for piece in pieces]
     handles.append(plotting.Patch(facecolor="white", edgecolor="#888888", label="external fragmentation"))
     figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
-    plotting.footer(figure, chunks, note="Slots as counted by the contiguous memory manager; the width of the gap between the "
-                                         "two chunks is ours, the paper gives none")
+    plotting.footer(figure, chunks, note="Slots as counted by the contiguous memory manager; the width of the gap "
+                                         "between the two chunks is ours, the paper gives none")
     return figure
 
 
