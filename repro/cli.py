@@ -18,14 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from repro import paths
+from repro.environment import prepare_environment
 from repro.errors import UserError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    prepare_environment(os.environ)
     options = _parser().parse_args(arguments)
     os.environ.setdefault("REPRO_COMMAND", shlex.join(["python", "-m", "repro", *(arguments or sys.argv[1:])]))
     try:
+        if getattr(options, "jobs", None):
+            os.environ["JOBS"] = options.jobs
         return options.command(options)
     except UserError as error:
         print(f"repro: {error}", file=sys.stderr)
@@ -40,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     reproduce = commands.add_parser("reproduce", help="run all experiments and build the page of figures and verdicts")
-    reproduce.add_argument("--only", metavar="A,B", help="only these experiments")
+    reproduce.add_argument("--only", nargs="+", metavar="NAME", help="only these experiments")
     reproduce.set_defaults(command=_reproduce)
 
     run = commands.add_parser("run", help="run one experiment's notebook")
@@ -52,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--scale", default=os.environ.get("SCALE") or "paper", help="paper (default) or smoke")
         command.add_argument("--lengths", default=os.environ.get("LENGTHS") or None, metavar="FILE.csv",
                              help="pairs of prompt and output lengths to sample requests from")
+        command.add_argument("--jobs", metavar="N", help="worker processes (default: JOBS, else all cores)")
 
     commands.add_parser("list", help="name the experiments").set_defaults(command=_list)
     page = commands.add_parser("page", help="build the page of figures and verdicts again")
@@ -69,7 +74,8 @@ def _reproduce(options: argparse.Namespace) -> int:
     from repro.notebook import NotebookError, environment
 
     where = paths.folders()
-    stems = [where.check_stem(stem.strip()) for stem in options.only.split(",")] if options.only else where.stems()
+    named = " ".join(options.only or []).replace(",", " ").split()
+    stems = [where.check_stem(stem) for stem in dict.fromkeys(named)] or where.stems()
     if not stems:
         raise UserError(f"there are no experiments in {where.experiments}")
     variant = "custom" if options.lengths else options.scale

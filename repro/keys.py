@@ -122,8 +122,10 @@ class _Collector:
         members = {}
         for name, member in vars(thing).items():
             member = getattr(member, "__func__", getattr(member, "fget", member))
+            member = inspect.unwrap(member) if inspect.isfunction(member) else member
             special = name.startswith("__") and name != "__annotations__" and not inspect.isfunction(member)
-            generated = inspect.isfunction(member) and member.__code__.co_filename == "<string>"  # a dataclass's __init__
+            # A dataclass's own methods have no source; they follow from its annotations and defaults.
+            generated = inspect.isfunction(member) and member.__code__.co_filename == "<string>"
             if not (special or generated or name == "_abc_impl" or isinstance(member, _NOT_CODE)):
                 members[name] = ({key: str(hint) for key, hint in member.items()} if name == "__annotations__"
                                  else self.describe(member, f"{where}, {thing.__name__}.{name}"))

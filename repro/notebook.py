@@ -1,7 +1,7 @@
 """Executing an experiment's notebook with Papermill, in the running environment and nowhere else.
 
-The kernel is this very Python, through a kernel specification made in a temporary folder: none need be installed, and
-nothing is written to the home folder. Papermill takes `sys.exit(0)` in a cell and a stale result for success, so what a
+The kernel is this very Python, through a kernel specification made in a temporary folder: none need be installed.
+Papermill takes `sys.exit(0)` in a cell and a stale result for success, so what a
 notebook should have left behind is checked afterwards. Progress lines of the kernel are passed on as they come.
 
 This module does not know what experiments compute.
@@ -23,6 +23,7 @@ from typing import Any, TextIO
 from repro.errors import UserError
 from repro.experiment import Run
 from repro.runner import left_in_flight
+from repro.store import leftovers, temporary_name
 from repro.verify import problems_of_run
 
 _START_TIMEOUT_S = 180  # a kernel on a busy two-core machine
@@ -45,10 +46,12 @@ def execute(run: Run, overrides: Mapping[str, Any]) -> Path:
     source = run.folders.notebooks / f"{run.stem}.ipynb"
     read_notebook(source)
     folder = run.folders.of_results(run.stem)
-    executed, partial = folder / f"{run.stem}.ipynb", folder / f".{run.stem}.{os.getpid()}.ipynb"
+    executed, partial = folder / f"{run.stem}.ipynb", temporary_name(folder / run.stem, ".ipynb")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _kernel(run.folders.points):
+        for path in leftovers(folder):
+            path.unlink(missing_ok=True)
+        with _own_kernel():
             papermill.execute_notebook(
                 _literal(source), _literal(partial), {"scale": run.scale, "overrides": dict(overrides)},
                 kernel_name="python3", language="python", progress_bar=False, start_timeout=_START_TIMEOUT_S,
@@ -126,25 +129,17 @@ def _translated(stem: str, error: Any, executed: Path) -> BaseException:
 
 
 @contextmanager
-def _kernel(cache: Path) -> Iterator[None]:
-    """Make "python3" the running interpreter, and keep Jupyter, IPython and Matplotlib out of the home folder."""
-    with tempfile.TemporaryDirectory(prefix="repro-kernel-") as name:
-        folder = Path(name)
-        spec = folder / "kernels" / "python3" / "kernel.json"
+def _own_kernel() -> Iterator[None]:
+    """Make "python3" the running interpreter, with this package, whatever kernels are installed."""
+    with tempfile.TemporaryDirectory(prefix="repro-kernel-") as folder:
+        spec = Path(folder, "kernels", "python3", "kernel.json")
         spec.parent.mkdir(parents=True)
         argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--log-level=ERROR"]
-        spec.write_text(json.dumps({"argv": argv, "display_name": "Python 3", "language": "python"}), encoding="utf-8")
+        content = {"argv": argv, "display_name": "Python 3", "language": "python"}
+        spec.write_text(json.dumps(content), encoding="utf-8")
         package = str(Path(__file__).resolve().parent.parent)
-        changes = {
-            "JUPYTER_PATH": name,
-            "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
-            "JUPYTER_CONFIG_DIR": str(folder / "config"),
-            "JUPYTER_DATA_DIR": str(folder / "data"),
-            "IPYTHONDIR": str(folder / "ipython"),
-            "MPLCONFIGDIR": os.environ.get("MPLCONFIGDIR") or str(cache / ".matplotlib"),
-            "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])),
-        }
-        with environment(changes):
+        search = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+        with environment({"JUPYTER_PATH": folder, "PYTHONPATH": search}):
             yield
 
 

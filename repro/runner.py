@@ -29,8 +29,9 @@ from joblib.externals.loky.process_executor import BrokenProcessPool, Terminated
 
 from repro.errors import UserError
 from repro.progress import Progress
-from repro.store import PointStore, check_rows, write_atomically
+from repro.store import PointStore, check_rows, leftovers, temporary_name, write_atomically
 
+_IN_FLIGHT = "in-flight"
 #: Several workers share the cores, so none of them may start threads of its own.
 _ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
 
@@ -147,7 +148,7 @@ def _pool(workers: int, alone: bool) -> Iterator[ProcessPoolExecutor]:
 @contextmanager
 def _in_flight_file(store: PointStore) -> Iterator[Callable[[list[Task]], None]]:
     """Says on disk which points are being computed, so that a killed run can be told what it was doing."""
-    path = store.folder / f".in-flight-{os.getpid()}.json"
+    path = temporary_name(store.folder / _IN_FLIGHT, ".json")
 
     def note(tasks: list[Task]) -> None:
         path.write_text(json.dumps([task.label for task in tasks]), encoding="utf-8")
@@ -160,18 +161,14 @@ def _in_flight_file(store: PointStore) -> Iterator[Callable[[list[Task]], None]]
 
 
 def left_in_flight(folder: Path) -> list[str]:
-    """The points that killed runs were computing; forgets them. Runs that are still alive are left alone."""
+    """The points that killed runs were computing; removes what those runs left. Living runs are left alone."""
     labels: list[str] = []
-    for path in sorted(folder.glob(".in-flight-*.json")):
+    for path in leftovers(folder):
         try:
-            os.kill(int(path.stem.rpartition("-")[2]), 0)
-        except ProcessLookupError:
-            try:
+            if path.name.startswith(f".{_IN_FLIGHT}."):
                 labels += json.loads(path.read_text(encoding="utf-8"))
-                path.unlink(missing_ok=True)
-            except (OSError, ValueError):
-                pass
-        except (OSError, ValueError):
+            path.unlink(missing_ok=True)
+        except (OSError, ValueError):  # another run was quicker, or the disk was full: nothing depends on it
             pass
     return labels
 

@@ -28,7 +28,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
     Raises UserError naming the folder when the disk is full, the folder read-only or in the way.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_name(path, ".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -45,6 +45,29 @@ def write_atomically(path: Path, content: bytes) -> None:
             f"cannot write to the folder {path.parent}: {error.strerror or error}; free space there, make it writable, "
             "or name another one with REPRO_RESULTS_DIR and REPRO_FIGURES_DIR"
         ) from error
+
+
+def temporary_name(path: Path, suffix: str) -> Path:
+    """A hidden name beside `path` that belongs to this process."""
+    return path.with_name(f".{path.name}.{os.getpid()}{suffix}")
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """The temporary files in a folder whose processes are gone: killed runs could not remove them."""
+    return [path for path in sorted(folder.glob(".*.*.*")) if _owner_is_gone(path)]
+
+
+def _owner_is_gone(path: Path) -> bool:
+    owner = path.name.split(".")[-2]
+    if not (owner.isascii() and owner.isdigit()):
+        return False
+    try:
+        os.kill(int(owner), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):  # alive, but another user's
+        return False
+    return False
 
 
 def check_rows(returned: Any) -> list[Row]:
@@ -98,7 +121,7 @@ class PointStore:
             content = json.loads(self.path(key).read_bytes())
             checksum = content.pop("checksum")
             whole = checksum == sha256_text(canonical_json(content)) and content["key"] == key
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise UserError(f"cannot read {self.path(key)}: {error.strerror or error}") from error

@@ -1,0 +1,149 @@
+"""A checkout with one tiny experiment, for the tests of what runs experiments."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from repro import experiment
+
+STUDY = '''
+import os, signal, time
+from dataclasses import dataclass
+
+from repro import paths  # only `draw` uses it
+from repro.errors import UserError
+from repro.experiment import Point
+
+SLOPE = 0.1
+
+
+@dataclass(frozen=True)
+class Params:
+    rates: tuple[float, ...] = (1.0,)
+    seeds: tuple[int, ...] = (0,)
+    fault: str | None = None
+    sleep: float = 0.0
+    lengths: str | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.rates) <= 0:
+            raise UserError(f"rates must be positive, not {min(self.rates)}")
+
+
+def latency(rate, seed):
+    """A helper."""
+    return SLOPE * rate + seed
+
+
+def one(rate, seed, fault, sleep, lengths):
+    with open(os.environ["FAKE_LOG"], "a") as log:
+        log.write(f"{rate} {seed}\\n")
+    time.sleep(sleep)
+    if rate == 2.0 and fault == "user":
+        raise UserError("this rate cannot be")
+    if rate == 2.0 and fault == "bug":
+        raise ZeroDivisionError("by nought")
+    if rate == 2.0 and fault == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"evidence": "exact", "device": "none", "seed": seed, "trace_hash": None, "rate": rate,
+            "latency": float("nan") if rate == 2.0 and fault == "nan" else latency(rate, seed)}
+
+
+def points(params):
+    return [Point(one, dict(rate=rate, seed=seed, fault=params.fault, sleep=params.sleep, lengths=params.lengths), weight=rate)
+            for rate in params.rates for seed in params.seeds]
+
+
+def draw(rows, params):
+    from matplotlib.figure import Figure
+
+    assert paths.root().is_dir()
+    figure = Figure()
+    axes = figure.add_subplot()
+    axes.plot(rows["rate"], rows["latency"], "o", label="<é & ü>")
+    axes.legend()
+    return {"tiny": figure}
+
+
+def judge(rows, params):
+    return []
+'''
+PARAMETERS = """\
+title: A tiny thing
+params:
+  rates: [3, 1, 2]
+  seeds: [0, 1]
+smoke:
+  seeds: [0]
+"""
+CELLS = (
+    'scale = "paper"\noverrides = {}',
+    'from repro import experiment\n\nrun = experiment.open("tiny", scale=scale, overrides=overrides)\nrows = run.rows()',
+    "figures = run.draw(rows)",
+    "run.judge(rows)",
+)
+_names = itertools.count()
+
+
+class FakeProject:
+    """Writes the project below a folder and points the environment variables there."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self._package = folder, f"fake_studies_{next(_names)}"
+        for name in ("experiments", "notebooks", self._package):
+            (folder / name).mkdir(parents=True)
+        (folder / self._package / "__init__.py").touch()
+        self.parameter_file = folder / "experiments" / "tiny.yaml"
+        self.parameter_file.write_text(PARAMETERS)
+        self.write_study(STUDY)
+        self.write_notebook(CELLS)
+        self._log = folder / "log"
+        self.environment = {"REPRO_ROOT": str(folder), "REPRO_STUDIES": self._package, "FAKE_LOG": str(self._log),
+                            "JOBS": "1"}
+        for name in ("REPRO_RESULTS_DIR", "REPRO_FIGURES_DIR", "REPRO_VARIANT", "REPRO_COMMAND", "SCALE", "LENGTHS"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in self.environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.syspath_prepend(str(folder))
+        # Kernels and command lines started by a test find the study there too.
+        search = os.pathsep.join([str(folder), str(Path(experiment.__file__).parent.parent)])
+        monkeypatch.setenv("PYTHONPATH", search)
+
+    def write_study(self, text: str) -> None:
+        (self.folder / self._package / "tiny.py").write_text(text)
+        sys.modules.pop(f"{self._package}.tiny", None)
+
+    def edit_study(self, old: str, new: str) -> None:
+        text = (self.folder / self._package / "tiny.py").read_text()
+        assert text.count(old) == 1
+        self.write_study(text.replace(old, new))
+
+    def write_notebook(self, cells: tuple[str, ...], tags: tuple[str, ...] = ("parameters",)) -> Path:
+        path = self.folder / "notebooks" / "tiny.ipynb"
+        path.write_text(json.dumps({
+            "cells": [{"cell_type": "code", "execution_count": None, "id": f"cell-{index}", "outputs": [],
+                       "metadata": {"tags": list(tags)} if index == 0 else {}, "source": source}
+                      for index, source in enumerate(cells)],
+            "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
+            "nbformat": 4, "nbformat_minor": 5,
+        }))
+        return path
+
+    def open(self, scale: str = "paper", **overrides: object) -> experiment.Run:
+        return experiment.open("tiny", scale, overrides)
+
+    def calls(self) -> list[str]:
+        """The points computed since the last time this was asked, as "rate seed"."""
+        calls = self._log.read_text().splitlines() if self._log.exists() else []
+        self._log.unlink(missing_ok=True)
+        return sorted(calls)
+
+    def study(self) -> ModuleType:
+        return self.open().study
