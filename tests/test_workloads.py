@@ -122,6 +122,7 @@ def test_equal_arguments_give_equal_traces_and_the_card_describes_them() -> None
     assert (name, count, mean) == ("17-64", inside.sum(), trace.output_tokens[inside].mean())
     assert json.loads(json.dumps(card.to_dict()))["equals_paper_trace"] is False
     assert "short trace" in str(card) and card.hash[:12] in str(card)
+    assert f"output {' '.join(f'{value:.0f}' for value in card.output_quantiles)}" in str(card)
 
 
 def test_a_higher_rate_brings_the_same_requests_sooner() -> None:
@@ -198,26 +199,31 @@ def test_rank_correlation_is_pearson_on_mean_ranks(pairs: list[tuple[int, int]])
     st.integers(1, 150),
     st.integers(0, 3),
 )
-def test_draws_are_shuffled_passes(pairs: list[tuple[int, int]], count: int, seed: int) -> None:
+def test_draws_are_the_first_pairs_shuffled(pairs: list[tuple[int, int]], count: int, seed: int) -> None:
     source = LengthPairs.filtered(np.array(pairs), "test", "sharegpt", 6000)
     drawn = [tuple(pair) for pair in source.draw(count, seed).tolist()]
-    assert len(drawn) == count
-    for start in range(0, count - len(pairs) + 1, len(pairs)):
-        assert sorted(drawn[start : start + len(pairs)]) == sorted(pairs)
-    times = {pair: drawn.count(pair) / pairs.count(pair) for pair in pairs}
-    assert max(times.values()) <= -(-count // len(pairs))
-    assert drawn == [tuple(pair) for pair in source.draw(count + 7, seed).tolist()][:count]
+    passes, rest = divmod(count, len(pairs))
+    assert sorted(drawn) == sorted(pairs * passes + pairs[:rest])
     shuffled = np.random.default_rng(seed).permutation(np.array(pairs))
     assert pairs_hash(shuffled) == pairs_hash(np.array(pairs))
 
 
-def test_seeds_shuffle_a_file_differently() -> None:
-    in_order = np.stack([np.arange(1, 101), np.arange(1, 101)], axis=1)
+def test_seeds_shuffle_the_same_pairs_evenly() -> None:
+    in_order = np.stack([np.arange(1, 5), np.arange(11, 15)], axis=1)
     source = LengthPairs.filtered(in_order, "test", "sharegpt", 300)
-    drawn = [source.draw(200, seed) for seed in (0, 1)]
-    assert not np.array_equal(drawn[0], drawn[1])
-    assert all(not np.array_equal(pairs[:100], in_order) for pairs in drawn)
-    assert not np.array_equal(drawn[0][:100], drawn[0][100:]), "every pass has its own order"
+    orders = np.array([source.draw(8, seed)[:, 0] for seed in range(400)])
+    assert (np.sort(orders, axis=1) == np.repeat(np.arange(1, 5), 2)).all()
+    share = np.array([[(orders[:, place] == value).mean() for value in range(1, 5)] for place in range(8)])
+    assert (np.abs(share - 0.25) < 4.5 * np.sqrt(0.25 * 0.75 / 400)).all(), "any pair may come anywhere"
+
+
+def test_a_short_trace_is_the_beginning_of_its_file(tmp_path: Path) -> None:
+    lines = "\n".join(f"{line},{line}" for line in range(1, 1001))
+    path = write_csv(tmp_path, "prompt_tokens,output_tokens\n1000,1000\n" + lines)  # the first pair is too long
+    for seed in (0, 1):
+        trace = make_trace("sharegpt", 1.0, 300.0, seed, lengths=path, max_model_len=1999)
+        assert sorted(trace.prompt_tokens) == list(range(1, len(trace) + 1)) != list(trace.prompt_tokens)
+        assert np.array_equal(trace.prompt_tokens, trace.output_tokens)
 
 
 def test_file_is_filtered_and_counted(tmp_path: Path) -> None:
@@ -227,7 +233,7 @@ def test_file_is_filtered_and_counted(tmp_path: Path) -> None:
     source = trace.card.source
     assert (source.num_pairs, source.dropped_share) == (2, 0.5)
     assert (source.mean_prompt_tokens, source.mean_output_tokens) == (30.5, 20.5)
-    assert "2 of 4 pairs kept" in source.filter and "shuffled passes" in source.recipe
+    assert "2 of 4 pairs kept" in source.filter and "first N pairs" in source.recipe
     assert source.source == "lengths.csv" and not trace.card.equals_paper_trace
     with pytest.raises(UserError, match="none of its 4 pairs"):
         lengths_from_csv(path, max_model_len=1)
@@ -324,6 +330,9 @@ def test_the_real_pairs_equal_the_papers_trace(reference_dir: Path, tmp_path: Pa
     assert trace.card.equals_paper_trace and "they equal" in str(trace.card)
     assert source.num_pairs == 79_731 and "of 84226 pairs" in source.filter
     assert round(source.mean_prompt_tokens, 2) == 161.31 and round(source.mean_output_tokens, 2) == 337.99
+    # a short trace is the beginning of the file, whose prompts are shorter: the authors' way has this too
+    short = lengths_from_csv(reference_lengths).draw(600, seed=1)
+    assert round(short[:, 0].mean(), 1) == 143.5
     # the authors' script keeps < 2048: other pairs, so not the trace of the figure
     shorter = lengths_from_csv(reference_lengths, max_model_len=2047)
     assert not shorter.facts.equals_paper_trace and shorter.facts.num_pairs == 79_725

@@ -22,9 +22,8 @@ ARRIVALS_STREAM, LENGTHS_STREAM = 0, 1  # independent random streams of one trac
 COLUMNS = ("prompt_tokens", "output_tokens")
 
 # sha256 of the pairs (`pairs_hash`) that the paper's ShareGPT trace was drawn from: the pairs of the authors'
-# artifact
-# (repository sosp-ae-39/sosp-ae-astra) with prompt + output <= 2048; 79,731 pairs with Fig. 11's means,
-# 161.31 / 337.99.
+# artifact (repository sosp-ae-39/sosp-ae-astra) with prompt + output <= 2048; 79,731 pairs with Fig. 11's
+# means, 161.31 / 337.99.
 PAPER_PAIRS = {"sharegpt": "e4837cf1c5bd9975b1868e1dbcbaf49a7bf6871a1ab66c769fd282a0b83e1c0f"}
 
 
@@ -65,7 +64,7 @@ def pairs_hash(pairs: np.ndarray) -> str:
 
 @dataclass(frozen=True, eq=False)
 class LengthPairs:
-    """A finite table of (prompt, output) lengths, [n, 2] int64, all within the filter."""
+    """A finite table of (prompt, output) lengths, [n, 2] int64, all within the filter, in the source's order."""
 
     pairs: np.ndarray
     facts: SourceFacts
@@ -82,9 +81,8 @@ class LengthPairs:
         kept.setflags(write=False)
         facts = SourceFacts(
             source=source,
-            recipe="shuffled passes: a seeded permutation of all the pairs, then another one, so that no "
-            "pair comes again before every pair came (the authors took the first N pairs of the file "
-            "and shuffled those)",
+            recipe="the first N pairs in their order, N being the trace's requests, then a seeded shuffle, as "
+            "the authors did; a trace of more requests than pairs takes all of them again, from the first one",
             filter=f"prompt + output <= {max_model_len} ({len(kept)} of {len(pairs)} pairs kept)",
             num_pairs=len(kept),
             dropped_share=1.0 - len(kept) / len(pairs),
@@ -95,11 +93,12 @@ class LengthPairs:
         return cls(kept, facts)
 
     def draw(self, num_pairs: int, seed: int) -> np.ndarray:
-        """[num_pairs, 2] pairs by shuffled passes; more pairs of one seed begin with the same pairs."""
+        """[num_pairs, 2]: the first `num_pairs` pairs (beyond the last one again from the first), shuffled.
+
+        The seed decides the order alone. A short trace is the beginning of the table, whatever stands there, as it was for the authors.
+        """
         rng = np.random.default_rng([seed, LENGTHS_STREAM])
-        num_passes = max(1, -(-num_pairs // len(self.pairs)))
-        order = np.concatenate([rng.permutation(len(self.pairs)) for _ in range(num_passes)])
-        return self.pairs[order[:num_pairs]]
+        return self.pairs[rng.permutation(np.arange(num_pairs) % len(self.pairs))]
 
 
 def lengths_from_csv(path: str | Path, workload: str = "sharegpt", max_model_len: int = 2048) -> LengthPairs:

@@ -67,6 +67,7 @@ class TraceCard:
         ranges = ", ".join(
             f"{mean:.0f} for {name}" for name, _, mean in self.mean_output_by_prompt if mean is not None
         )
+        levels = " ".join(f"{100 * level:g}" for level in QUANTILES) + " %"
         paper = (
             "equal those of the paper's trace"
             if self.equals_paper_trace
@@ -82,8 +83,14 @@ class TraceCard:
                 f"arrivals: {self.arrivals}",
                 f"this trace: mean {self.mean_prompt_tokens:.2f} / {self.mean_output_tokens:.2f}, rank "
                 f"correlation {correlation}, mean output {ranges} prompt tokens",
+                f"quantiles, {levels}: prompt {_whole(self.prompt_quantiles)}, output "
+                f"{_whole(self.output_quantiles)}",
             ]
         )
+
+
+def _whole(values: tuple[float, ...]) -> str:
+    return " ".join(f"{value:.0f}" for value in values)
 
 
 @dataclass(frozen=True, eq=False)
