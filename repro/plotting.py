@@ -13,6 +13,7 @@ module computes nothing but means and ranges over seeds, knows no experiment, an
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,9 +23,18 @@ import matplotlib
 import pandas as pd
 import seaborn
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as _Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+
+
+class Figure(_Figure):
+    """A figure that a notebook shows without pyplot, whose global list of open figures nobody here needs."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png")
+        return buffer.getvalue()
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ def test_the_manager_passes_through_the_drawn_states(rows):
 
 
 @pytest.mark.parametrize("column", ["physical", "filled", "ref_count", "blocks_in_use", "blocks_copied"])
-@pytest.mark.parametrize("walk, claim_id", [("one request", "fig5-7-block-tables"), ("two samples", "fig8-parallel-cow"),
-                                            ("four beams", "fig9-beam-sharing")])
+@pytest.mark.parametrize("walk, claim_id", [
+    ("one request", "fig5-7-block-tables"), ("two samples", "fig8-parallel-cow"), ("four beams", "fig9-beam-sharing")])
 def test_any_other_state_is_noticed(rows, walk, claim_id, column):
     last = rows.index[rows["walk"] == walk][-1]
     # The last block of a walk becomes its first one, or a count is one more.

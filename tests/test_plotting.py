@@ -100,6 +100,11 @@ def test_the_house_leaves_matplotlib_s_settings_alone():
     assert dict(matplotlib.rcParams) == before
 
 
+def test_a_notebook_can_show_the_figure():
+    figure, _ = plotting.panels(["one"])
+    assert figure._repr_png_().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize("file_format", provenance.FIGURE_FORMATS)
 def test_equal_rows_give_equal_bytes(file_format):
     def drawn():

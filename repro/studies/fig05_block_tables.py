@@ -189,8 +189,8 @@ def _draw_state(axis: Axes, state: pd.DataFrame, block_size: int) -> None:
         axis.barh(y, 0.92, 0.72, left=x, facecolor="none", edgecolor="#888888", linewidth=0.8)
         axis.text(x + 0.46, y, f"{row.physical}" + (f" \u00d7{row.ref_count}" if row.ref_count > 1 else ""), fontsize=8,
                   ha="center", va="center", color="white" if row.ref_count > 2 else "#222222")
-    axis.set(xlim=(-0.05, max(5, state["logical"].max() + 1)), ylim=(len(sequences) - 0.45, -0.55), xticks=[], yticks=range(len(sequences)),
-             yticklabels=sequences)
+    axis.set(xlim=(-0.05, max(5, state["logical"].max() + 1)), ylim=(len(sequences) - 0.45, -0.55), xticks=[],
+             yticks=range(len(sequences)), yticklabels=sequences)
     axis.tick_params(left=False)
     axis.grid(visible=False)
     for spine in axis.spines.values():
