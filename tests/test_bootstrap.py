@@ -120,6 +120,18 @@ def test_an_index_without_a_cpu_build_gives_the_one_it_has(project: Path, pip: F
     assert pip.asked == [STEPS[0], f"torch=={PIN}", *STEPS[1:]]
 
 
+def test_without_a_network_the_first_refusal_is_final(
+    project: Path, pip: FakePip, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pip.refused[STEPS[0]] = [
+        "WARNING: Retrying after connection broken by ...",
+        "ERROR: No matching distribution",
+    ]
+    assert bootstrap.main([]) == 2
+    assert pip.asked == STEPS[:1]
+    assert "check the network" in capsys.readouterr().err
+
+
 def test_a_driver_that_appears_brings_the_cuda_build_and_one_that_goes_changes_nothing(
     project: Path, pip: FakePip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
