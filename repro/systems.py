@@ -51,8 +51,20 @@ def system(name: str) -> System:
     return lookup("system", SYSTEMS, name)
 
 
+_PAPERS_OWN = frozenset(SYSTEMS)
+
+
+def register(new: System) -> System:
+    """Make a system known by its name, so that experiments can be asked for it; registering it again replaces it.
+
+    UserError for the name of one of the paper's systems.
+    """
+    if new.name in _PAPERS_OWN:
+        raise UserError(f"{new.name!r} is one of the paper's systems ({', '.join(sorted(_PAPERS_OWN))}); choose another name")
+    SYSTEMS[new.name] = new
+    return new
+
+
 def contiguous_system(name: str, reservation: Reservation, label: str | None = None) -> System:
     """An Orca-style system with a reservation policy of your own: (request, max_model_len) -> output tokens."""
-    if name in SYSTEMS:
-        raise UserError(f"system {name!r} exists already; choose another name than {', '.join(sorted(SYSTEMS))}")
     return System(name, label or name, _ORCA, reservation)
