@@ -18,7 +18,10 @@ def test_the_hub_is_asked_only_on_request(hub: str | None, offline: bool) -> Non
     assert ("HF_DATASETS_OFFLINE" in environ) is offline
 
 
-def test_runs_keep_to_the_results_folder_and_a_reader_keeps_his_own_jupyter(tmp_path: Path) -> None:
+def test_runs_keep_to_the_results_folder_and_a_reader_keeps_his_own_jupyter(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(environment, "is_writable", lambda folder: True)
     run: dict[str, str] = {"REPRO_RESULTS_DIR": str(tmp_path)}
     prepare_environment(run)
     assert all(Path(run[name]).is_relative_to(tmp_path) for name in FOLDERS)
