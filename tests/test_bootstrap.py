@@ -1,4 +1,4 @@
-"""Set-up is done once, again when the lock changes, from scratch after an interruption; each lack has its own line."""
+"""Set-up is done once, again when the lock changes, from scratch after an interruption; each lack says so."""
 
 import ast
 import os
@@ -14,7 +14,7 @@ import pytest
 from repro import bootstrap
 from repro.environment import ROOT
 
-PIN = re.search(r"^torch==(\S+)", bootstrap.LOCK.read_text(encoding="utf-8"), re.MULTILINE)[1]  # type: ignore[index]
+PIN = re.findall(r"^torch==(\S+)", bootstrap.LOCK.read_text(encoding="utf-8"), re.MULTILINE)[0]
 
 
 class FakePip:
@@ -56,7 +56,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def pip(monkeypatch: pytest.MonkeyPatch) -> FakePip:
-    """A fake pip, and an environment that is quick to make: a link to this Python and a folder of packages."""
+    """A fake pip, and an environment that is quick to make: a link to this Python, a folder of packages."""
 
     def make(env: Path) -> None:
         if (env / ".unfinished").exists():
@@ -212,7 +212,7 @@ def test_a_python_without_ensurepip_names_the_package_to_install(
 def test_the_environment_finds_the_package_wherever_the_checkout_is_moved(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one test with a real virtual environment and a real pip (which is asked for nothing from outside)."""
+    """The one test with a real virtual environment and a real pip, which is asked for nothing from outside."""
     real = bootstrap.run_pip
     monkeypatch.setattr(bootstrap, "run_pip", lambda env, arguments, label: real(env, ["--version"], label))
     (project / "repro").mkdir()
