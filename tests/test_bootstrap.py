@@ -212,7 +212,7 @@ def test_a_python_without_ensurepip_names_the_package_to_install(
 def test_the_environment_finds_the_package_wherever_the_checkout_is_moved(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one test with a real virtual environment and a real pip, which is asked for nothing from outside."""
+    """The one test with a real virtual environment and pip (which is asked for nothing from outside)."""
     real = bootstrap.run_pip
     monkeypatch.setattr(bootstrap, "run_pip", lambda env, arguments, label: real(env, ["--version"], label))
     (project / "repro").mkdir()
