@@ -34,16 +34,17 @@ help: ## this list
 	@echo "  SCALE=smoke       everything in two minutes (default: paper, the paper's own size)"
 	@echo "  ONLY=\"NAME ...\"   only these experiments (names as in experiments/)"
 	@echo "  LENGTHS=FILE.csv  prompt and output lengths of your own instead of the embedded ones"
-	@echo "  JOBS=N            worker processes        BUDGET=MINUTES  stop starting work after so long"
+	@echo "  JOBS=N            worker processes (default: one a core)"
+	@echo "  TESTS=\"FILE ...\"  only these tests"
 	@echo "  HUB=1             allow the Hugging Face hub"
 	@echo "  PYTHON=PATH       the Python for set-up (3.11 or newer)"
 
 reproduce: setup ## compute every experiment, draw every figure, judge every claim -> figures/index.html
 	@"$(PY)" -m repro reproduce --scale "$(SCALE)" $(if $(LENGTHS),--lengths "$(LENGTHS)") \
-	  $(if $(ONLY),--only $(ONLY)) $(if $(JOBS),--jobs "$(JOBS)") $(if $(BUDGET),--budget "$(BUDGET)")
+	  $(if $(ONLY),--only $(ONLY)) $(if $(JOBS),--jobs "$(JOBS)")
 
 test: setup ## the whole test suite, the smoke-scale reproduction included
-	@"$(PY)" -m pytest $(if $(TESTS),$(TESTS))
+	@"$(PY)" -m pytest $(TESTS)
 
 bench: setup ## simulated hours per second, and how they grow
 	@"$(PY)" -m repro bench

@@ -266,12 +266,10 @@ class TestMake:
             assert f"make {target} " in listing
 
     def test_the_variables_reach_the_command(self) -> None:
-        run = self.make(
-            "-n", "reproduce", "SCALE=smoke", "LENGTHS=my é.csv", "ONLY=a b", "JOBS=3", "BUDGET=5"
-        )
+        run = self.make("-n", "reproduce", "SCALE=smoke", "LENGTHS=my é.csv", "ONLY=a b", "JOBS=3")
         command = " ".join(run.stdout.replace("\\\n", " ").split())
         assert command.endswith(
-            '-m repro reproduce --scale "smoke" --lengths "my é.csv" --only a b --jobs "3" --budget "5"'
+            '-m repro reproduce --scale "smoke" --lengths "my é.csv" --only a b --jobs "3"'
         )
 
     def test_without_a_python_one_line_says_what_to_do(self) -> None:
