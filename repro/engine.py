@@ -98,29 +98,33 @@ class Engine:
         self.executor = executor
         self.clock = clock or VirtualClock()
         self.observers = tuple(observers)
-        self._outcomes: dict[SequenceGroup, Outcome] = {}
+        self._unfinished: dict[SequenceGroup, Outcome] = {}
 
     def run(self, requests: Iterable[Request]) -> list[Outcome]:
         """Outcomes in the order of the requests. UserError if one of them can never fit, before its turn comes."""
+        outcomes: list[Outcome] = []
         arrivals = iter(requests)
         upcoming = next(arrivals, None)
         while upcoming is not None or self.scheduler.has_work:
             while upcoming is not None and upcoming.arrival_s <= self.clock.now:
-                self._outcomes[self.scheduler.add(upcoming)] = Outcome(upcoming)
+                outcomes.append(Outcome(upcoming))
+                self._unfinished[self.scheduler.add(upcoming)] = outcomes[-1]
                 upcoming = next(arrivals, None)
             if self.scheduler.has_work:
                 self.step(math.inf if upcoming is None else upcoming.arrival_s)
             else:
                 self.clock.wait_until(upcoming.arrival_s)
-        return list(self._outcomes.values())
+        return outcomes
 
     def step(self, next_arrival_s: float = math.inf) -> None:
         """One iteration, or as many equal ones as begin before the next arrival."""
         start = self.clock.now
         output = self.scheduler.schedule()
-        until = next_arrival_s if self.scheduler.admits_on_arrival else math.inf
-        until = min(until, *(observer.next_s for observer in self.observers), math.inf)
-        self.scheduler.extend(output, self.executor.lookahead(output, start, until))
+        if self.scheduler.can_repeat(output):
+            until = next_arrival_s if self.scheduler.admits_on_arrival else math.inf
+            for observer in self.observers:
+                until = min(until, observer.next_s)
+            self.scheduler.extend(output, self.executor.lookahead(output, start, until))
         result = self.executor.execute(output)
         for seconds in result.durations_s:
             self.clock.spend(seconds)
@@ -128,10 +132,10 @@ class Engine:
             observer.observe(self, output, start)
         now = self.clock.now
         for prefill in output.prefills:
-            outcome = self._outcomes[prefill.group]
+            outcome = self._unfinished[prefill.group]
             if math.isnan(outcome.first_token_s):
                 outcome.first_token_s = now
         for group in self.scheduler.update(output, result.parents, result.stopped):
-            outcome = self._outcomes[group]
+            outcome = self._unfinished.pop(group)
             outcome.finish_s = now
             outcome.num_preemptions = group.num_preemptions

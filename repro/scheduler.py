@@ -146,15 +146,17 @@ class Scheduler:
             self._admit(output)
         return output
 
+    def can_repeat(self, output: SchedulerOutput) -> bool:
+        """Whether the iteration after `output` could be decided just like it: nothing started, moved or was left over."""
+        return bool(output.decodes) and not (output.prefills or output.cache_ops or output.preempted
+                                             or output.budget_exhausted or self._beams)
+
     def extend(self, output: SchedulerOutput, max_iterations: int) -> None:
-        """Let `output` stand for up to `max_iterations` iterations, as long as each would be decided just like it.
+        """Let an output that `can_repeat` stand for up to `max_iterations` iterations that are decided just like it.
 
         Nothing is decided differently until a group finishes, the free blocks run out, or a request arrives that could
         start (which the caller knows): a blocked queue stays blocked while memory only gets scarcer.
         """
-        if output.prefills or output.cache_ops or output.preempted or output.budget_exhausted or self._beams \
-                or not output.decodes:
-            return
         last = min(max_iterations, self._next_finish() - self.iteration)
         for iteration in range(self.iteration + 1, self.iteration + last):
             due = self._due[iteration % self.manager.block_size]
@@ -198,8 +200,9 @@ class Scheduler:
             due = due | self._fresh | self._beams
             self._fresh = {}
         for group in sorted(due, key=_arrival_order):
+            num_tokens = group.num_stored(self.iteration)
             while group in self.running:
-                if self.manager.can_append_slots(group, group.num_stored(self.iteration)):
+                if self.manager.can_append_slots(group, num_tokens):
                     self._append(group, self.iteration, output)
                     break
                 self._preempt(max(self.running, key=_arrival_order), group, output)
@@ -208,10 +211,8 @@ class Scheduler:
         copies = self.manager.append_slots(group, group.num_stored(iteration))
         output.cache_ops += copies
         if self._log is not None:
-            if copies:
-                self._record("copy", group, blocks=len(copies))
-            else:
-                self._record("append", group, at=iteration)
+            kind, detail = ("copy", {"blocks": len(copies)}) if copies else ("append", {})
+            self._log.append(Event(iteration, kind, group.request.request_id, detail))
 
     def _preempt(self, victim: SequenceGroup, requester: SequenceGroup, output: SchedulerOutput) -> None:
         mode = self.config.preemption

@@ -99,7 +99,8 @@ class SequenceGroup:
         The newest token's K/V is computed by the iteration that takes it as input, so a sequence of prompt p and
         output o never stores more than p + o - 1 tokens.
         """
-        return self.request.prompt_tokens + self.num_generated(iteration)
+        generated = iteration - self.offset if self.status is Status.RUNNING else -self.offset
+        return self.request.prompt_tokens + generated
 
     @property
     def is_beam(self) -> bool:

@@ -28,9 +28,27 @@ class BlockAllocator:
         return block
 
     def allocate_many(self, count: int) -> list[int]:
+        """`count` blocks, in the order in which `allocate` would give them. IndexError if there are fewer."""
         if count > len(self._free):
             raise IndexError(f"{count} blocks asked for, {len(self._free)} free")
-        return [self.allocate() for _ in range(count)]
+        kept = len(self._free) - count
+        blocks = self._free[kept:]
+        blocks.reverse()
+        del self._free[kept:]
+        for block in blocks:
+            self.ref_counts[block] = 1
+        return blocks
+
+    def release_many(self, blocks: list[int]) -> None:
+        """Drop one reference to each of `blocks`; the last one frees a block."""
+        ref_counts = self.ref_counts
+        for block in blocks:
+            count = ref_counts[block]
+            if count < 1:
+                raise ValueError(f"block {block} is freed twice")
+            ref_counts[block] = count - 1
+            if count == 1:
+                self._free.append(block)
 
     def share(self, block: int, holders: int = 1) -> None:
         """Add `holders` references to a block that is in use."""
@@ -39,10 +57,4 @@ class BlockAllocator:
         self.ref_counts[block] += holders
 
     def release(self, block: int) -> None:
-        """Drop one reference; the last one frees the block."""
-        count = self.ref_counts[block]
-        if count < 1:
-            raise ValueError(f"block {block} is freed twice")
-        self.ref_counts[block] = count - 1
-        if count == 1:
-            self._free.append(block)
+        self.release_many([block])

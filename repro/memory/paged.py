@@ -49,8 +49,14 @@ class PagedKVCacheManager(KVCacheManager):
         self._prefixes[prefix_id] = self.gpu.allocate_many(count)
         return count * self.block_size
 
+    def prefix_blocks(self, prefix_id: str) -> list[int]:
+        """Physical blocks of a stored prefix, in logical order. Read only."""
+        return self._prefixes[prefix_id]
+
     def prefix_tokens(self, group: SequenceGroup) -> int:
         """Prompt tokens of the group whose K/V is stored already: whole blocks, and never the entire prompt."""
+        if group.request.prefix_id is None:
+            return 0
         blocks = self._prefixes.get(group.request.prefix_id, ())
         return min(len(blocks), (group.request.prompt_tokens - 1) // self.block_size) * self.block_size
 
@@ -150,30 +156,29 @@ class PagedKVCacheManager(KVCacheManager):
     # Release
 
     def free_sequence(self, seq: Sequence) -> None:
-        release = self.gpu.release
-        for block in self._tables.pop(seq):
-            release(block)
+        self.gpu.release_many(self._tables.pop(seq))
 
     def free(self, group: SequenceGroup) -> None:
         for seq in group.seqs:
             self.free_sequence(seq)
 
-    # Swapping (§4.5): a group moves as a whole, a shared block once
+    # Swapping (§4.5): a group moves as a whole, a shared block once, a stored prefix not at all
 
-    def _distinct_blocks(self, group: SequenceGroup) -> dict[int, int]:
-        """Each block that the group refers to -> how many of its sequences do."""
+    def _movable_blocks(self, group: SequenceGroup) -> dict[int, int]:
+        """Each block of the group beyond the stored prefix -> how many of its sequences refer to it."""
+        prefix = self.prefix_tokens(group) // self.block_size
         counts: dict[int, int] = {}
         for seq in group.seqs:
-            for block in self._tables[seq]:
+            for block in self._tables[seq][prefix:]:
                 counts[block] = counts.get(block, 0) + 1
         return counts
 
     def can_swap_out(self, group: SequenceGroup) -> bool:
-        return len(self._distinct_blocks(group)) <= self.cpu.num_free
+        return len(self._movable_blocks(group)) <= self.cpu.num_free
 
     def can_swap_in(self, group: SequenceGroup, num_tokens: int) -> bool:
         """Room for the group's blocks and for its next token, above the watermark."""
-        needed = len(self._distinct_blocks(group)) + self._blocks_to_append(group, num_tokens)
+        needed = len(self._movable_blocks(group)) + self._blocks_to_append(group, num_tokens)
         return needed + self.watermark_blocks <= self.gpu.num_free
 
     def swap_out(self, group: SequenceGroup) -> list[CacheOp]:
@@ -183,16 +188,19 @@ class PagedKVCacheManager(KVCacheManager):
         return self._move(group, self.cpu, self.gpu, OpKind.SWAP_IN)
 
     def _move(self, group: SequenceGroup, source: BlockAllocator, target: BlockAllocator, kind: OpKind) -> list[CacheOp]:
-        # A stored prefix is copied out with the rest: on the way back the group holds its own copy of it.
-        counts = self._distinct_blocks(group)
+        # A stored prefix stays where it is: taking it along would free nothing, and two copies of it may be more than the
+        # pool can hold when the group wants to come back.
+        counts = self._movable_blocks(group)
         moved = dict(zip(counts, target.allocate_many(len(counts))))
         for block, holders in counts.items():
             if holders > 1:
                 target.share(moved[block], holders - 1)
             for _ in range(holders):
                 source.release(block)
+        prefix = self.prefix_tokens(group) // self.block_size
         for seq in group.seqs:
-            self._tables[seq] = [moved[block] for block in self._tables[seq]]
+            table = self._tables[seq]
+            self._tables[seq] = table[:prefix] + [moved[block] for block in table[prefix:]]
         return [CacheOp(kind, block, moved[block]) for block in counts]
 
     # Questions

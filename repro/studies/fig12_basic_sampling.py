@@ -95,7 +95,8 @@ def points(params: Params) -> list[Point]:
             drawn = [rate for rate, _ in paper.points("fig12", panel, name)] if name in paper.figure("fig12")[panel] else \
                 sorted({rate for other in paper.figure("fig12")[panel] for rate, _ in paper.points("fig12", panel, other)})
             runs = [(seed, MAIN) for seed in params.seeds]
-            runs += [(seed, assumption) for assumption in ASSUMPTIONS if assumption != MAIN for seed in params.band_seeds]
+            runs += [(seed, assumption) for assumption in ASSUMPTIONS for seed in params.band_seeds
+                     if assumption != MAIN and (assumption.startswith("slope:") or name == "vllm")]
             result += [Point(latency_at, shared | {"rate": rate, "seed": seed, "assumption": assumption},
                              weight=rate * shared["duration_s"])
                        for rate in dict.fromkeys(drawn) for seed, assumption in runs]
