@@ -1,0 +1,309 @@
+"""The shadow store: a K/V pool that holds token ids instead of keys and values.
+
+It runs the real scheduler on real managers, "writes" every token's id into the slot that the block tables name, applies
+every CacheOp in the order issued, and after every iteration looks whether each live token is where its table says.
+What a sequence ought to contain is known from its own history alone, which beams, swaps and recomputations cannot
+disturb. Free blocks are wiped after every step, so that data read after its block was freed is never right by luck.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter, deque
+from collections.abc import Sequence as Items
+
+from repro.memory import CacheOp, KVCacheManager, OpKind, PagedKVCacheManager
+from repro.scheduler import Batching, Scheduler, SchedulerOutput
+from repro.sequence import Request, Sequence, SequenceGroup, Status
+
+WIPED = -1
+
+
+class TokenPool:
+    """Blocks of token ids on the GPU and in CPU memory."""
+
+    def __init__(self, num_blocks: int, num_cpu_blocks: int, block_size: int) -> None:
+        self.empty = [WIPED] * block_size
+        self.gpu = [list(self.empty) for _ in range(num_blocks)]
+        self.cpu = [list(self.empty) for _ in range(num_cpu_blocks)]
+
+    def apply(self, op: CacheOp) -> None:
+        source = self.cpu if op.kind is OpKind.SWAP_IN else self.gpu
+        target = self.cpu if op.kind is OpKind.SWAP_OUT else self.gpu
+        target[op.dst] = list(source[op.src])
+
+
+class Shadow:
+    """Drives `scheduler` as an engine and an executor would, and checks it at every step.
+
+    Beams get random parents, sequences stop early with probability `stop_rate`, and up to `lookahead` iterations are advanced
+    together. `seen` counts what happened, so that a test can tell whether it has tested anything. Arrival times are in
+    iterations; idle time is skipped.
+    """
+
+    def __init__(self, scheduler: Scheduler, seed: int, stop_rate: float = 0.0, lookahead: int = 1) -> None:
+        self.scheduler = scheduler
+        self.manager: KVCacheManager = scheduler.manager
+        self.paged = isinstance(self.manager, PagedKVCacheManager)
+        self.size = self.manager.block_size
+        num_cpu_blocks = self.manager.cpu.num_blocks if self.paged else 0
+        self.pool = TokenPool(self.manager.num_blocks, num_cpu_blocks, self.size)
+        self.random = random.Random(seed)
+        self.stop_rate, self.lookahead = stop_rate, lookahead
+        self.seen: Counter[str] = Counter()
+        self.history: dict[Sequence, list[int]] = {}
+        self.emitted: dict[SequenceGroup, int] = {}  # tokens that each live sequence of an unfinished group has generated
+        self.done: set[SequenceGroup] = set()        # finished, but held until their static batch returns
+        self.max_swapped_blocks = 0
+        self._ids = itertools.count()
+        self._prefixes: dict[str, list[int]] = {}
+        self._prefix_blocks: set[int] = set()
+
+    # Input
+
+    def store_prefix(self, prefix_id: str, num_tokens: int) -> None:
+        self._prefixes[prefix_id] = tokens = self._new_tokens(num_tokens)
+        self.manager.store_prefix(prefix_id, num_tokens)
+        for index, block in enumerate(self.manager.prefix_blocks(prefix_id)):
+            self.pool.gpu[block] = tokens[index * self.size:(index + 1) * self.size]
+            self._prefix_blocks.add(block)
+
+    def add(self, request: Request) -> SequenceGroup:
+        group = self.scheduler.add(request)
+        prompt = self._prefixes.get(request.prefix_id, [])[:request.prompt_tokens]
+        prompt = prompt + self._new_tokens(request.prompt_tokens - len(prompt))
+        for seq in group.seqs:
+            self.history[seq] = list(prompt)
+        self.emitted[group] = 0
+        return group
+
+    def _new_tokens(self, count: int) -> list[int]:
+        return list(itertools.islice(self._ids, count))
+
+    # The loop
+
+    def run(self, requests: Items[Request]) -> Counter[str]:
+        """Everything to the end. Fails if it takes longer than any schedule that makes progress could."""
+        upcoming = deque(requests)
+        # Every iteration lets somebody advance, and what one loses to recomputation it lost at most once per other request.
+        bound = (1 + len(requests)) * (sum(request.output_tokens + 1 for request in requests) + 1)
+        now, worked = 0, 0
+        while upcoming or self.scheduler.has_work:
+            while upcoming and upcoming[0].arrival_s <= now:
+                self.add(upcoming.popleft())
+            if not self.scheduler.has_work:
+                now = int(upcoming[0].arrival_s)
+                continue
+            limit = self.random.randint(1, self.lookahead)
+            if upcoming and self.scheduler.admits_on_arrival:
+                limit = min(limit, int(upcoming[0].arrival_s) - now)
+            output = self.step(limit)
+            now += output.num_iterations
+            worked += output.num_iterations
+            assert worked <= bound, "livelock: the requests should have ended long ago"
+        self._check_everything_is_returned()
+        return self.seen
+
+    def step(self, limit: int = 1) -> SchedulerOutput:
+        output = self.scheduler.schedule()
+        if self.scheduler.can_repeat(output):
+            self.scheduler.extend(output, limit)
+        self._check_accounts(output)
+        for op in output.cache_ops:
+            self.pool.apply(op)
+            self.seen[op.kind.value] += 1
+        self._execute(output)
+        self._check_contents(output)
+        running = [group for group in self.scheduler.running if group not in self.done]
+        parents = self._choose_parents(running)
+        self._emit(running)
+        stopped = [(group, seq) for group in running for seq in group.seqs if self.random.random() < self.stop_rate]
+        stops = Counter(group for group, _ in stopped)
+        self.done.update(group for group in running if stops[group] == len(group.seqs)
+                         or self.emitted[group] == group.request.output_tokens)
+        self.seen["stop"] += len(stopped)
+        held = set(self.scheduler.running)
+        self._check_ended(held, self.scheduler.update(output, parents, stopped))
+        self._check_conservation()
+        self.seen["preempt"] += len(output.preempted)
+        self.seen["together"] += output.num_iterations > 1
+        return output
+
+    # What an executor does
+
+    def _execute(self, output: SchedulerOutput) -> None:
+        self._written: dict[tuple[int, int], int] = {}
+        decodes = [group for group in output.decodes if group not in self.done]
+        for iteration in range(output.num_iterations):
+            if iteration:
+                self._emit(decodes)
+            for group in decodes:
+                for seq in group.seqs:
+                    tokens = self.history[seq]
+                    block = self._write(seq, len(tokens) - 1)
+                    if self.paged:
+                        assert self.manager.gpu.ref_counts[block] == 1, "a shared block is written to without a copy"
+        self._written.clear()
+        for prefill in output.prefills:
+            group = prefill.group
+            num_tokens = group.request.prompt_tokens + self.emitted[group]
+            assert prefill.num_tokens == num_tokens
+            assert prefill.num_cached == self._cached_tokens(group.request)
+            self.seen["cached"] += prefill.num_cached
+            self.seen["recompute"] += self.emitted[group] > 0
+            # Contiguous sequences have nothing in common: the first one computes the prompt and spread_prompt copies it.
+            for seq in group.seqs if self.manager.shares else group.seqs[:1]:
+                for position in range(prefill.num_cached, num_tokens):
+                    self._write(seq, position)
+        # Whatever sequences share is computed once, everything else once per sequence.
+        assert len(self._written) == output.num_prefill_tokens
+
+    def _write(self, seq: Sequence, position: int) -> int:
+        token = self.history[seq][position]
+        block, slot = self.manager.block_table(seq)[position // self.size], position % self.size
+        assert block not in self._prefix_blocks, "a stored prefix is written to"
+        assert self._written.setdefault((block, slot), token) == token, "two sequences write to one slot"
+        self.pool.gpu[block][slot] = token
+        return block
+
+    def _cached_tokens(self, request: Request) -> int:
+        """Whole blocks of the stored prefix, but never the entire prompt: its last token's output is needed."""
+        stored = len(self._prefixes.get(request.prefix_id, ()))
+        return min(stored // self.size, (request.prompt_tokens - 1) // self.size) * self.size
+
+    def _choose_parents(self, running: list[SequenceGroup]) -> dict[SequenceGroup, list[int]]:
+        """A random beam step: any non-empty set of beams survives in place, the others continue one of them."""
+        choices = {}
+        for group in running:
+            if group.is_beam and self.random.random() < 0.8:
+                indices = range(len(group.seqs))
+                survivors = self.random.sample(indices, self.random.randint(1, len(group.seqs)))
+                parents = [i if i in survivors else self.random.choice(survivors) for i in indices]
+                choices[group] = parents
+                histories = [list(self.history[group.seqs[parent]]) for parent in parents]
+                self.history.update(zip(group.seqs, histories))
+                self.seen["fork"] += len(set(parents)) < len(parents)
+        return choices
+
+    def _emit(self, groups: list[SequenceGroup]) -> None:
+        for group in groups:
+            self.emitted[group] += 1
+            for seq in group.seqs:
+                self.history[seq].append(next(self._ids))
+
+    # Checks
+
+    def _check_contents(self, output: SchedulerOutput) -> None:
+        """Each live token is where its block table says, on the GPU or in swap space."""
+        not_spread = {prefill.group for prefill in output.prefills} if not self.manager.shares else ()
+        for group in self.scheduler.running:
+            for seq in group.seqs[:1] if group in not_spread else group.seqs:
+                tokens = self.history[seq][:-1] if group in self.done else self.history[seq]
+                assert self._read(self.pool.gpu, seq, len(tokens)) == tokens
+                if self.paged:
+                    assert len(self.manager.block_table(seq)) == -(-len(tokens) // self.size)
+        for group in self.scheduler.swapped:
+            cached = self._cached_tokens(group.request)  # stays on the GPU
+            for seq in group.seqs:  # the newest token has not been an input yet
+                tokens = self.history[seq][:-1]
+                assert self._read(self.pool.gpu, seq, cached) == tokens[:cached]
+                assert self._read(self.pool.cpu, seq, len(tokens), cached) == tokens[cached:]
+        for prefix_id, tokens in self._prefixes.items():
+            blocks = self.manager.prefix_blocks(prefix_id)
+            assert [token for block in blocks for token in self.pool.gpu[block]] == tokens[:len(blocks) * self.size]
+
+    def _read(self, pool: list[list[int]], seq: Sequence, stop: int, start: int = 0) -> list[int]:
+        """The tokens of a sequence from position `start`, a multiple of the block size, up to `stop`."""
+        table = self.manager.block_table(seq)[start // self.size:-(-stop // self.size)]
+        return [token for block in table for token in pool[block]][:stop - start]
+
+    def _check_accounts(self, output: SchedulerOutput) -> None:
+        """The scheduler's running totals against a recount."""
+        scheduler, config = self.scheduler, self.scheduler.config
+        started = [prefill.group for prefill in output.prefills]
+        assert output.decodes + started and list(scheduler.running) == output.decodes + started
+        assert output.num_decode_seqs == sum(len(group.seqs) for group in output.decodes)
+        for group in scheduler.running:
+            if group not in self.done:
+                assert group.num_generated(output.iteration) == self.emitted[group]
+        for group in itertools.chain(scheduler.waiting, scheduler.swapped):
+            assert group.num_generated(output.iteration) == self.emitted[group]
+        if not self.done:  # finished members of a static batch are computed along; their length means nothing
+            assert output.context_tokens == sum(len(self.history[seq]) for group in output.decodes for seq in group.seqs)
+        assert scheduler.num_seqs == sum(len(group.seqs) for group in scheduler.running) <= config.max_num_seqs
+        if config.max_num_batched_tokens is not None:
+            alone = len(started) == 1 and started[0].num_preemptions  # one that outgrew the cap must be able to return
+            num_tokens = output.num_decode_seqs + output.num_prefill_tokens
+            assert num_tokens <= config.max_num_batched_tokens or alone
+        if started and self.paged:
+            assert self.manager.num_free_blocks >= self.manager.watermark_blocks
+
+    def _check_ended(self, held: set[SequenceGroup], ended: list[SequenceGroup]) -> None:
+        """What returns is what is done, exactly at its length; a static batch returns together."""
+        if self.scheduler.config.batching is Batching.REQUEST:
+            returned = held if held <= self.done else set()
+            self.seen["held"] += bool(held & self.done and not returned)
+        else:
+            returned = held & self.done
+        assert set(ended) == returned and len(ended) == len(returned)
+        assert all(group.status is Status.FINISHED for group in ended)
+        assert all(self.emitted[group] == group.request.output_tokens or self.stop_rate for group in ended)
+        self.done -= returned
+        for group in ended:
+            del self.emitted[group]
+        self.seen["finish"] += len(ended)
+        live = {seq for group in self.emitted for seq in group.seqs}
+        self.history = {seq: tokens for seq, tokens in self.history.items() if seq in live}
+
+    def _check_conservation(self) -> None:
+        """free + held = total, references = holders, nothing shared between strangers; wipes what is free."""
+        scheduler, manager = self.scheduler, self.manager
+        assert all(group.status is Status.RUNNING for group in scheduler.running)
+        assert all(group.status is Status.SWAPPED for group in scheduler.swapped)
+        assert all(group.status is Status.WAITING for group in scheduler.waiting)
+        resident = [seq for group in itertools.chain(scheduler.running, scheduler.swapped) for seq in group.seqs]
+        assert set(manager._tables) == set(resident)
+        if self.paged:
+            # A table is on the GPU, except for what of a swapped group's lies behind the stored prefix.
+            on_gpu = [(group, block) for group in scheduler.running for block in self._blocks(group, 0, None)]
+            on_cpu = []
+            for group in scheduler.swapped:
+                prefix = self._cached_tokens(group.request) // self.size
+                on_gpu += [(group, block) for block in self._blocks(group, 0, prefix)]
+                on_cpu += [(group, block) for block in self._blocks(group, prefix, None)]
+            for places in (on_gpu, on_cpu):  # a stored prefix is the one thing that unrelated requests may share
+                owned = {pair for pair in places if places is on_cpu or pair[1] not in self._prefix_blocks}
+                assert len(owned) == len({block for _, block in owned})
+            held = Counter(block for _, block in on_gpu) + Counter(self._prefix_blocks)
+            self._check_allocator(manager.gpu, held)
+            swapped = Counter(block for _, block in on_cpu)
+            self._check_allocator(manager.cpu, swapped)
+            self.max_swapped_blocks = max(self.max_swapped_blocks, len(swapped))
+            self.seen["share"] += any(count > 1 for count in held.values())
+            for block in manager.cpu._free:
+                self.pool.cpu[block] = list(self.pool.empty)
+        else:
+            held = Counter(block for seq in resident for block in manager.block_table(seq))
+            assert all(count == 1 for count in held.values())
+            assert len(held) + manager.num_free_blocks == manager.num_blocks
+        # A copy that waits for the next iteration may start from a block whose holder has just ended.
+        needed = {op.src for op in scheduler._pending_ops}
+        for block in range(manager.num_blocks):
+            if block not in held and block not in needed:
+                self.pool.gpu[block] = list(self.pool.empty)
+
+    def _blocks(self, group: SequenceGroup, start: int, stop: int | None) -> list[int]:
+        return [block for seq in group.seqs for block in self.manager.block_table(seq)[start:stop]]
+
+    @staticmethod
+    def _check_allocator(allocator: object, held: Counter[int]) -> None:
+        assert [held[block] for block in range(allocator.num_blocks)] == allocator.ref_counts
+        assert sorted(allocator._free) == [block for block in range(allocator.num_blocks) if not held[block]]
+
+    def _check_everything_is_returned(self) -> None:
+        scheduler = self.scheduler
+        assert not self.emitted and not self.history and not self.done
+        assert scheduler.num_seqs == 0 and scheduler._context_base == 0
+        assert not scheduler._finish_at and not any(scheduler._due) and not scheduler._fresh and not scheduler._beams
+        assert self.manager.num_free_blocks == self.manager.num_blocks - len(self._prefix_blocks)
