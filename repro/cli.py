@@ -1,7 +1,7 @@
 """The command line: `python -m repro COMMAND`.
 
-It parses, hands over, and turns exceptions into one line and an exit code: 0 done, 1 something failed, 2 input that
-cannot work, 130 interrupted. It knows no experiment by name.
+It parses, hands over, and turns exceptions into one line and an exit code: 0 done, 1 something failed, 2
+input that cannot work, 130 interrupted. It knows no experiment by name.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -26,52 +27,79 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     prepare_environment(os.environ)
     options = _parser().parse_args(arguments)
-    os.environ.setdefault("REPRO_COMMAND", shlex.join(["python", "-m", "repro", *(arguments or sys.argv[1:])]))
+    command = shlex.join(["python", "-m", "repro", *(sys.argv[1:] if arguments is None else arguments)])
     try:
-        if getattr(options, "jobs", None):
-            os.environ["JOBS"] = options.jobs
-        return options.command(options)
+        with paths.environment({"REPRO_COMMAND": command}):
+            return options.command(options)
     except UserError as error:
         print(f"repro: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\nrepro: interrupted; finished points are kept, the same command goes on from there", file=sys.stderr)
+        print(
+            "\nrepro: interrupted; finished points are kept, the same command goes on from there",
+            file=sys.stderr,
+        )
         return 130
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m repro", description="A reproduction of PagedAttention (SOSP 2023).")
+    parser = argparse.ArgumentParser(
+        prog="python -m repro", description="A reproduction of PagedAttention (SOSP 2023)."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    reproduce = commands.add_parser("reproduce", help="run all experiments and build the page of figures and verdicts")
+    reproduce = commands.add_parser(
+        "reproduce", help="run all experiments and build the page of figures and verdicts"
+    )
     reproduce.add_argument("--only", nargs="+", metavar="NAME", help="only these experiments")
     reproduce.set_defaults(command=_reproduce)
 
     run = commands.add_parser("run", help="run one experiment's notebook")
     run.add_argument("experiment")
-    run.add_argument("-p", metavar="NAME=VALUE", dest="parameters", action="append", default=[],
-                     help="set a parameter; the value is YAML, for instance seeds=[0,1]")
+    run.add_argument(
+        "-p",
+        metavar="NAME=VALUE",
+        dest="parameters",
+        action="append",
+        default=[],
+        help="set a parameter; the value is YAML, for instance seeds=[0,1]",
+    )
     run.set_defaults(command=_run)
     for command in (reproduce, run):
-        command.add_argument("--scale", default=os.environ.get("SCALE") or "paper", help="paper (default) or smoke")
-        command.add_argument("--lengths", default=os.environ.get("LENGTHS") or None, metavar="FILE.csv",
-                             help="pairs of prompt and output lengths to sample requests from")
-        command.add_argument("--jobs", metavar="N", help="worker processes (default: JOBS, else all cores)")
+        command.add_argument(
+            "--scale", default=os.environ.get("SCALE") or "paper", help="paper (default) or smoke"
+        )
+        command.add_argument(
+            "--lengths",
+            default=os.environ.get("LENGTHS") or None,
+            metavar="FILE.csv",
+            help="pairs of prompt and output lengths to sample requests from",
+        )
+        command.add_argument(
+            "--jobs",
+            default=os.environ.get("JOBS") or "",
+            metavar="N",
+            help="worker processes (default: all cores)",
+        )
 
     commands.add_parser("list", help="name the experiments").set_defaults(command=_list)
     page = commands.add_parser("page", help="build the page of figures and verdicts again")
-    page.add_argument("--variant", choices=paths.VARIANTS, default="paper", help="whose figures (default: paper)")
+    page.add_argument(
+        "--variant", choices=paths.VARIANTS, default="paper", help="whose figures (default: paper)"
+    )
     page.set_defaults(command=lambda options: _page(options.variant))
     verify = commands.add_parser("verify", help="check figures against results, parameters and code")
     verify.add_argument("figures", nargs="*", metavar="FIGURE", help="file or name; all if none is given")
     verify.set_defaults(command=_verify)
-    commands.add_parser("doctor", help="say what this machine can and cannot run").set_defaults(command=_doctor)
+    commands.add_parser("doctor", help="say what this machine can and cannot run").set_defaults(
+        command=_doctor
+    )
     commands.add_parser("bench", help="measure the simulator's speed").set_defaults(command=_bench)
     return parser
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    from repro.notebook import NotebookError, environment
+    from repro.notebook import NotebookError
 
     where = paths.folders()
     named = " ".join(options.only or []).replace(",", " ").split()
@@ -79,8 +107,10 @@ def _reproduce(options: argparse.Namespace) -> int:
     if not stems:
         raise UserError(f"there are no experiments in {where.experiments}")
     variant = "custom" if options.lengths else options.scale
-    with environment({"REPRO_VARIANT": variant} if options.lengths else {}):
-        todo = [_open(stem, options.scale, {}, options.lengths) for stem in stems]  # every check before any work
+    with _settings(options), paths.environment({"REPRO_VARIANT": variant} if options.lengths else {}):
+        todo = [
+            _open(stem, options.scale, {}, options.lengths) for stem in stems
+        ]  # every check before any work
         outcomes = {}
         for run, overrides in todo:
             start = time.monotonic()
@@ -106,17 +136,28 @@ def _run(options: argparse.Namespace) -> int:
         if not equals:
             raise UserError(f"-p {text!r} must have the form name=value, for instance -p seeds=[0,1]")
         overrides[name.strip()] = parse_yaml(value, f"-p {text}")
-    run, overrides = _open(options.experiment, options.scale, overrides, options.lengths)
-    try:
-        executed = _execute(run, overrides)
-    except NotebookError as error:
-        print(f"repro: {error}", file=sys.stderr)
-        return 1
+    with _settings(options):
+        run, overrides = _open(options.experiment, options.scale, overrides, options.lengths)
+        try:
+            executed = _execute(run, overrides)
+        except NotebookError as error:
+            print(f"repro: {error}", file=sys.stderr)
+            return 1
     print(f"{run.stem}: figures in {run.folders.figures}, executed notebook {executed}")
     return 0
 
 
-def _open(stem: str, scale: str, overrides: dict[str, Any], lengths: str | None) -> tuple[Any, dict[str, Any]]:
+def _settings(options: argparse.Namespace) -> AbstractContextManager[None]:
+    """The environment of the runs, with --jobs checked."""
+    from repro.runner import number_of_workers
+
+    number_of_workers(options.jobs)
+    return paths.environment({"JOBS": options.jobs})
+
+
+def _open(
+    stem: str, scale: str, overrides: dict[str, Any], lengths: str | None
+) -> tuple[Any, dict[str, Any]]:
     """The run and its overrides; a lengths file goes to the studies that have such a parameter."""
     from repro import experiment
 

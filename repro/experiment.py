@@ -5,9 +5,9 @@
     figures = run.draw(rows)   # PNG and SVG with their provenance inside
     run.judge(rows)            # verdicts on the paper's claims
 
-Parameters come from experiments/<stem>.yaml and are checked before any work. Measuring and drawing are separate: drawing
-sees rows only and never computes. A study (repro.studies) says what to compute and how to draw it; this module does not
-know what that is, and holds nothing in memory that is not also on disk.
+Parameters come from experiments/<stem>.yaml and are checked before any work. Measuring and drawing are
+separate: drawing sees rows only and never computes. A study (repro.studies) says what to compute and how to
+draw it; this module does not know what that is, and holds nothing in memory that is not also on disk.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ _STUDY_NAMES = ("Params", "points", "draw", "judge")
 
 @dataclass(frozen=True)
 class Point:
-    """One independent piece of work: the call `function(**arguments)`, which returns one row or a list of rows.
+    """One independent piece of work: the call `function(**arguments)`, which returns one row or a list of
+    rows.
 
-    `weight` is its cost relative to the other points. A point marked `alone` measures wall-clock time: nothing else of the
-    experiment runs beside it, and its threads are not limited.
+    `weight` is its cost relative to the other points. A point marked `alone` measures wall-clock time:
+    nothing else of the experiment runs beside it, and its threads are not limited.
     """
 
     function: Callable[..., Any]
@@ -56,16 +57,15 @@ class Point:
     @property
     def label(self) -> str:
         """The point in one line, for messages."""
-        inner = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
-        text = f"{getattr(self.function, '__name__', 'call')}({inner})"
-        return text if len(text) <= 300 else text[:297] + "..."
+        inner = ", ".join(f"{name}={_in_short(value)}" for name, value in self.arguments.items())
+        return f"{getattr(self.function, '__name__', 'call')}({inner})"
 
 
 def open(stem: str, scale: str = "paper", overrides: Mapping[str, Any] | None = None) -> Run:  # noqa: A001
     """The experiment `stem` with the parameters of its file, the scale's changes and the given overrides.
 
-    Raises UserError for an unknown experiment or scale, and for an unknown or mistyped parameter in any of the three,
-    before any work.
+    Raises UserError for an unknown experiment or scale, and for an unknown or mistyped parameter in any of
+    the three, before any work.
     """
     if scale not in SCALES:
         raise UserError(f"unknown scale {scale!r}; known: {', '.join(SCALES)}")
@@ -91,7 +91,9 @@ def _study(stem: str) -> ModuleType:
         raise UserError(f"experiment {stem!r} has a parameter file but no module {package}.{stem}") from None
     missing = [name for name in _STUDY_NAMES if not hasattr(study, name)]
     if missing:
-        raise UserError(f"{study.__file__} must define {', '.join(_STUDY_NAMES)}; missing: {', '.join(missing)}")
+        raise UserError(
+            f"{study.__file__} must define {', '.join(_STUDY_NAMES)}; missing: {', '.join(missing)}"
+        )
     return study
 
 
@@ -109,8 +111,8 @@ class Run:
     def rows(self) -> pd.DataFrame:
         """Every point's rows, in the order of the study's points; computes and keeps those that are missing.
 
-        Also writes rows.csv and manifest.json. Raises UserError or PointError naming the point that failed, after all
-        others are finished and kept.
+        Also writes rows.csv and manifest.json. Raises UserError or PointError naming the point that failed,
+        after all others are finished and kept.
         """
         import pandas as pd
 
@@ -124,9 +126,22 @@ class Run:
         kept = {key: content for key in points if (content := store.read(key)) is not None}
         made = provenance.machine()
         tasks = [
-            Task(key, f"{self.stem}: {point.label}", point.function, dict(point.arguments), point.weight, point.alone,
-                 {"function": identity.function, "arguments": identity.arguments, "code": identity.code, "made": made})
-            for key, (identity, point) in points.items() if key not in kept
+            Task(
+                key,
+                f"{self.stem}: {point.label}",
+                point.function,
+                dict(point.arguments),
+                point.weight,
+                point.alone,
+                {
+                    "function": identity.function,
+                    "arguments": identity.arguments,
+                    "code": identity.code,
+                    "made": made,
+                },
+            )
+            for key, (identity, point) in points.items()
+            if key not in kept
         ]
         compute(tasks, store, Progress(self.stem, len(points), len(kept), sum(task.weight for task in tasks)))
         kept |= {task.key: store.read(task.key) for task in tasks}
@@ -169,7 +184,8 @@ class Run:
         return self.folders.of_results(self.stem) / "manifest.json"
 
     def hashes(self) -> dict[str, str]:
-        """The hashes of the run's parameters and of the code that computes its points, from the checkout as it is now."""
+        """The hashes of the run's parameters and of the code that computes its points, from the checkout as
+        it is now."""
         code = sorted({identity.code for identity, _ in self._identified_points().values()})
         return {"parameters_hash": _hash(self._parameters()), "code_hash": _hash(code)}
 
@@ -192,23 +208,31 @@ class Run:
         about = self._about(rows)
         del about["parameters"]
         about["traces"] = _hash(about["traces"])
-        manifest = provenance.read_json(self.manifest_path)  # of other rows we do not know the code that made them
-        about["code_hash"] = manifest.get("code_hash") if manifest.get("rows_hash") == about["rows_hash"] else None
+        manifest = provenance.read_json(
+            self.manifest_path
+        )  # of other rows we do not know the code that made them
+        about["code_hash"] = (
+            manifest.get("code_hash") if manifest.get("rows_hash") == about["rows_hash"] else None
+        )
         return about
 
-    def _write_results(self, rows: pd.DataFrame, contents: list[dict[str, Any]], made: dict[str, Any]) -> None:
+    def _write_results(
+        self, rows: pd.DataFrame, contents: list[dict[str, Any]], made: dict[str, Any]
+    ) -> None:
         write_atomically(self.folders.of_results(self.stem) / "rows.csv", provenance.rows_csv(rows))
         machines = {provenance.canonical_json(content["made"]): content["made"] for content in contents}
         code = sorted({content["code"] for content in contents})
-        self._write_manifest({
-            **self._about(rows),
-            "title": self.title,
-            "code_hash": _hash(code),
-            "points": len(contents),
-            "seconds_of_computing": round(sum(content["seconds"] for content in contents), 3),
-            "computed_by": [machines[text] for text in sorted(machines)],
-            "consolidated_by": made,
-        })
+        self._write_manifest(
+            {
+                **self._about(rows),
+                "title": self.title,
+                "code_hash": _hash(code),
+                "points": len(contents),
+                "seconds_of_computing": round(sum(content["seconds"] for content in contents), 3),
+                "computed_by": [machines[text] for text in sorted(machines)],
+                "consolidated_by": made,
+            }
+        )
 
     def _update_manifest(self, **changes: Any) -> None:
         self._write_manifest({**provenance.read_json(self.manifest_path), **changes})
@@ -223,6 +247,12 @@ _COLUMNS = {"evidence": "evidence", "devices": "device", "traces": "trace_hash"}
 
 def _distinct(rows: pd.DataFrame, column: str) -> list[str]:
     return sorted({str(value) for value in rows[column].dropna()}) if column in rows else []
+
+
+def _in_short(value: Any) -> str:
+    named = getattr(value, "name", None) or getattr(value, "__name__", None)
+    text = named if isinstance(named, str) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _hash(value: Any) -> str:

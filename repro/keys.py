@@ -1,9 +1,9 @@
 """What a result depends on, as one hash: the key under which a finished point is kept.
 
-A key covers the point's function, its arguments by content, and the source of the code that computes it (repro.sources),
-so results are reused exactly as long as nothing that could change them has changed, whatever the files' dates say. A
-function or class that is defined in a notebook cell counts with its source and every global that it uses; a data file
-that is named as an argument counts with its content.
+A key covers the point's function, its arguments by content, and the source of the code that computes it
+(repro.sources), so results are reused exactly as long as nothing that could change them has changed, whatever
+the files' dates say. A function or class that is defined in a notebook cell counts with its source and every
+global that it uses; a data file that is named as an argument counts with its content.
 
 This module knows nothing of engines, of what studies compute, or of how results are kept.
 """
@@ -30,7 +30,8 @@ _NOT_CODE = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 @dataclass(frozen=True)
 class Identity:
-    """A point by content: its key, the hash of its computing code, its function's name, its arguments as JSON values."""
+    """A point by content: its key, the hash of its computing code, its function's name, its arguments as JSON
+    values."""
 
     key: str
     code: str
@@ -41,18 +42,22 @@ class Identity:
 def identify(function: Any, arguments: Mapping[str, Any], sources: Sources | None = None) -> Identity:
     """The identity of the call `function(**arguments)`; `sources` is shared between the points of one run.
 
-    Raises UserError for an argument that has no content to hash (an open file, a generator, an arbitrary object).
+    Raises UserError for an argument that has no content to hash (an open file, a generator, an arbitrary
+    object).
     """
     collector = _Collector(sources or Sources())
     described = collector.describe(function, "function")
-    content = {name: collector.describe(value, f"argument {name!r}") for name, value in sorted(arguments.items())}
+    content = {
+        name: collector.describe(value, f"argument {name!r}") for name, value in sorted(arguments.items())
+    }
     code = sha256_text(canonical_json([described, collector.code()]))
     name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(function))}"
     return Identity(sha256_text(canonical_json([code, content])), code, name, content)
 
 
 def describe(value: Any) -> Any:
-    """A value by content as plain JSON values, for instance the parameters of a run; UserError as for `identify`."""
+    """A value by content as plain JSON values, for instance the parameters of a run; UserError as for
+    `identify`."""
     return _Collector(Sources()).describe(value, "value")
 
 
@@ -81,7 +86,9 @@ class _Collector:
         if isinstance(value, (set, frozenset)):
             return {"set": sorted((self.describe(item, where) for item in value), key=canonical_json)}
         if isinstance(value, functools.partial):
-            return {"partial": [self.describe(part, where) for part in (value.func, value.args, value.keywords)]}
+            return {
+                "partial": [self.describe(part, where) for part in (value.func, value.args, value.keywords)]
+            }
         if inspect.ismodule(value):
             self._roots.add((value.__name__, ""))
             return {"module": value.__name__}
@@ -94,13 +101,18 @@ class _Collector:
             return {"fields": inner, "of": self._definition(type(value), where)}
         if type(value).__module__ == "numpy" and hasattr(value, "tobytes") and not value.dtype.hasobject:
             return {"array": [str(value.dtype), list(value.shape), sha256_text(value.tobytes().hex())]}
-        raise UserError(f"{where}: a {type(value).__name__} cannot be identified by its content, so results that depend on "
-                        "it could not be kept; use numbers, text, file names, dataclasses or functions")
+        raise UserError(
+            f"{where}: a {type(value).__name__} cannot be identified by its content, so results that depend "
+            "on it could not be kept; use numbers, text, file names, dataclasses or functions"
+        )
 
     def _definition(self, thing: Any, where: str) -> dict[str, Any]:
         """A function or class: its name, and what its name alone does not say."""
         thing = inspect.unwrap(thing) if inspect.isfunction(thing) else thing
-        module, name = getattr(thing, "__module__", None) or "builtins", getattr(thing, "__qualname__", repr(thing))
+        module, name = (
+            getattr(thing, "__module__", None) or "builtins",
+            getattr(thing, "__qualname__", repr(thing)),
+        )
         described: dict[str, Any] = {"name": f"{module}.{name}"}
         if id(thing) in self._open:
             return described
@@ -127,26 +139,38 @@ class _Collector:
             # A dataclass's own methods have no source; they follow from its annotations and defaults.
             generated = inspect.isfunction(member) and member.__code__.co_filename == "<string>"
             if not (special or generated or name == "_abc_impl" or isinstance(member, _NOT_CODE)):
-                members[name] = ({key: str(hint) for key, hint in member.items()} if name == "__annotations__"
-                                 else self.describe(member, f"{where}, {thing.__name__}.{name}"))
+                members[name] = (
+                    {key: str(hint) for key, hint in member.items()}
+                    if name == "__annotations__"
+                    else self.describe(member, f"{where}, {thing.__name__}.{name}")
+                )
         return {"bases": [self._definition(base, where) for base in thing.__bases__], "members": members}
 
     def _notebook_function(self, thing: types.FunctionType, where: str) -> dict[str, Any]:
         try:
             tree = normalised(ast.parse(textwrap.dedent(inspect.getsource(thing))))
         except (OSError, SyntaxError, TypeError) as error:
-            raise UserError(f"{where}: the source of {thing.__qualname__} cannot be read; define it with `def` in a notebook "
-                            "cell or in a file") from error
+            raise UserError(
+                f"{where}: the source of {thing.__qualname__} cannot be read; define it with `def` in a "
+                "notebook cell or in a file"
+            ) from error
         self._roots.update(imports_of(tree))
         return {"source": ast.unparse(tree), "values": self._values(thing, names_in(tree), where)}
 
     def _values(self, function: types.FunctionType, names: set[str], where: str) -> dict[str, Any]:
-        """What a function takes from outside its own source: the globals in `names`, its closure, its defaults."""
+        """What a function takes from outside its own source: the globals in `names`, its closure, its
+        defaults."""
         values = {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
-        values |= {name: cell.cell_contents for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ())}
+        values |= {
+            name: cell.cell_contents
+            for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        }
         values |= {f"default {index}": value for index, value in enumerate(function.__defaults__ or ())}
         values |= function.__kwdefaults__ or {}
-        return {name: self.describe(value, f"{where}, {function.__qualname__} uses {name!r}") for name, value in values.items()}
+        return {
+            name: self.describe(value, f"{where}, {function.__qualname__} uses {name!r}")
+            for name, value in values.items()
+        }
 
 
 def _file_or_value(value: Any) -> Any:

@@ -1,8 +1,8 @@
 """Executing an experiment's notebook with Papermill, in the running environment and nowhere else.
 
-The kernel is this very Python, through a kernel specification made in a temporary folder: none need be installed.
-Papermill takes `sys.exit(0)` in a cell and a stale result for success, so what a
-notebook should have left behind is checked afterwards. Progress lines of the kernel are passed on as they come.
+The kernel is this very Python, through a kernel specification made in a temporary folder: none need be
+installed. Papermill takes `sys.exit(0)` in a cell and a stale result for success, so what a notebook should
+have left behind is checked afterwards. Progress lines of the kernel are passed on as they come.
 
 This module does not know what experiments compute.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import json
+import logging
 import os
 import re
 import sys
@@ -20,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from repro import paths
 from repro.errors import UserError
 from repro.experiment import Run
 from repro.runner import left_in_flight
@@ -34,10 +36,11 @@ class NotebookError(RuntimeError):
 
 
 def execute(run: Run, overrides: Mapping[str, Any]) -> Path:
-    """Execute the run's notebook and return the executed copy, kept beside the run's results also when it fails.
+    """Execute the run's notebook and return the executed copy, kept beside the run's results also when it
+    fails.
 
-    Raises UserError (as raised in the notebook, or for a notebook that is absent or not an experiment's), NotebookError,
-    KeyboardInterrupt.
+    Raises UserError (as raised in the notebook, or for a notebook that is absent or not an experiment's),
+    NotebookError, KeyboardInterrupt.
     """
     import papermill
     from nbclient.exceptions import DeadKernelError
@@ -48,21 +51,35 @@ def execute(run: Run, overrides: Mapping[str, Any]) -> Path:
     folder = run.folders.of_results(run.stem)
     executed, partial = folder / f"{run.stem}.ipynb", temporary_name(folder / run.stem, ".ipynb")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        for place in (folder, Path(os.environ.get("IPYTHONDIR", folder))):
+            place.mkdir(parents=True, exist_ok=True)
         for path in leftovers(folder):
             path.unlink(missing_ok=True)
         with _own_kernel():
             papermill.execute_notebook(
-                _literal(source), _literal(partial), {"scale": run.scale, "overrides": dict(overrides)},
-                kernel_name="python3", language="python", progress_bar=False, start_timeout=_START_TIMEOUT_S,
-                stdout_file=_Echo(f"{run.stem}: ", sys.stderr))
+                _literal(source),
+                _literal(partial),
+                {"scale": run.scale, "overrides": dict(overrides)},
+                kernel_name="python3",
+                language="python",
+                progress_bar=False,
+                start_timeout=_START_TIMEOUT_S,
+                stdout_file=_Echo(f"{run.stem}: ", sys.stderr),
+            )
     except PapermillExecutionError as error:
         raise _translated(run.stem, error, executed) from None
     except DeadKernelError:
         busy = left_in_flight(run.folders.of_points(run.stem))
         doing = f" while it computed {'; '.join(busy)}" if busy else ""
-        raise NotebookError(f"{run.stem}: the notebook's kernel was killed{doing}. Most likely the machine ran out of memory: "
-                            "run with fewer worker processes (JOBS=1). Finished points are kept.") from None
+        raise NotebookError(
+            f"{run.stem}: the notebook's kernel was killed{doing}. Most likely the machine ran out of "
+            "memory: run with fewer worker processes (JOBS=1). Finished points are kept."
+        ) from None
+    except KeyboardInterrupt:
+        logging.getLogger("asyncio").setLevel(
+            logging.CRITICAL
+        )  # it would complain of the cell that was cut short
+        raise
     except OSError as error:
         raise UserError(f"cannot execute {source} into {folder}: {error}") from error
     finally:
@@ -70,7 +87,9 @@ def execute(run: Run, overrides: Mapping[str, Any]) -> Path:
             os.replace(partial, executed)
     skipped = [cell for cell in read_notebook(executed) if cell.get("execution_count") is None]
     if skipped:
-        raise NotebookError(f"{run.stem}: the notebook ended early, before {_first_line(skipped[0])!r}; see {executed}")
+        raise NotebookError(
+            f"{run.stem}: the notebook ended early, before {_first_line(skipped[0])!r}; see {executed}"
+        )
     problems = problems_of_run(run.stem, run.folders)
     if problems:
         raise NotebookError(f"{run.stem}: the notebook ran, but {problems[0]}")
@@ -78,10 +97,15 @@ def execute(run: Run, overrides: Mapping[str, Any]) -> Path:
 
 
 def read_notebook(path: Path) -> list[dict[str, Any]]:
-    """The code cells of a notebook that have any code; UserError if it is absent, damaged or takes no parameters."""
+    """The code cells of a notebook that have any code; UserError if it is absent, damaged or takes no
+    parameters."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        cells = [cell for cell in content["cells"] if cell["cell_type"] == "code" and "".join(cell["source"]).strip()]
+        cells = [
+            cell
+            for cell in content["cells"]
+            if cell["cell_type"] == "code" and "".join(cell["source"]).strip()
+        ]
         tags = [tag for cell in cells for tag in cell["metadata"].get("tags", [])]
     except FileNotFoundError:
         raise UserError(f"there is no notebook {path}") from None
@@ -93,7 +117,8 @@ def read_notebook(path: Path) -> list[dict[str, Any]]:
 
 
 def faults_of_notebook(path: Path) -> list[str]:
-    """What keeps a notebook from being thin: definitions, outputs, a parameters cell that is not the first."""
+    """What keeps a notebook from being thin: definitions, outputs, a parameters cell that is not the
+    first."""
     cells = read_notebook(path)
     faults = []
     if "parameters" not in cells[0]["metadata"].get("tags", []):
@@ -134,28 +159,13 @@ def _own_kernel() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="repro-kernel-") as folder:
         spec = Path(folder, "kernels", "python3", "kernel.json")
         spec.parent.mkdir(parents=True)
-        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--log-level=ERROR"]
+        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--log-level=CRITICAL"]
         content = {"argv": argv, "display_name": "Python 3", "language": "python"}
         spec.write_text(json.dumps(content), encoding="utf-8")
         package = str(Path(__file__).resolve().parent.parent)
         search = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-        with environment({"JUPYTER_PATH": folder, "PYTHONPATH": search}):
+        with paths.environment({"JUPYTER_PATH": folder, "PYTHONPATH": search}):
             yield
-
-
-@contextmanager
-def environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables (for kernels started inside), and put them back afterwards."""
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 class _Echo:
@@ -170,7 +180,12 @@ class _Echo:
             if line.startswith(self._prefix):
                 live = self._stream.isatty()
                 running = live and line.endswith(("left", "yet"))  # overwritten by the next
-                print(f"\r{line}\x1b[K" if live else line, end="" if running else "\n", file=self._stream, flush=True)
+                print(
+                    f"\r{line}\x1b[K" if live else line,
+                    end="" if running else "\n",
+                    file=self._stream,
+                    flush=True,
+                )
 
     def flush(self) -> None:
         self._stream.flush()

@@ -1,8 +1,8 @@
 """Parameter files and overrides, checked against a study's dataclass before any work.
 
-Papermill only warns about an unknown parameter and YAML accepts anything, so every name and type is checked here: an
-unknown name lists the known ones, a value of the wrong type says what is allowed. Whole numbers are accepted for
-floats and lists become tuples; nothing else is converted.
+Papermill only warns about an unknown parameter and YAML accepts anything, so every name and type is checked
+here: an unknown name lists the known ones, a value of the wrong type says what is allowed. Whole numbers are
+accepted for floats and lists become tuples; nothing else is converted.
 
 This module does not know what the parameters mean; the study's `__post_init__` checks their ranges.
 """
@@ -23,7 +23,13 @@ import yaml
 from repro.errors import UserError
 
 _SECTIONS = ("title", "params", "smoke")
-_WORDS = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", Path: "a file name"}
+_WORDS = {
+    int: "a whole number",
+    float: "a finite number",
+    str: "text",
+    bool: "true or false",
+    Path: "a file name",
+}
 
 
 class _Loader(yaml.SafeLoader):
@@ -34,7 +40,8 @@ class _Loader(yaml.SafeLoader):
         for key_node, _ in node.value:
             if key_node.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the name {key_node.value!r} is given twice", key_node.start_mark)
+                    None, None, f"the name {key_node.value!r} is given twice", key_node.start_mark
+                )
             if isinstance(key_node, yaml.ScalarNode):
                 seen.add(key_node.value)
         return super().construct_mapping(node, deep)
@@ -47,12 +54,17 @@ def parse_yaml(text: str, source: str) -> Any:
     except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
-        cause = getattr(error, "problem", None) or str(error).splitlines()[0] if str(error) else type(error).__name__
+        cause = (
+            getattr(error, "problem", None) or str(error).splitlines()[0]
+            if str(error)
+            else type(error).__name__
+        )
         raise UserError(f"{source}{where}: not valid YAML: {cause}") from error
 
 
 def read_parameter_file(path: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Title, parameters and smoke-scale changes of an experiments/<stem>.yaml, with its three sections checked."""
+    """Title, parameters and smoke-scale changes of an experiments/<stem>.yaml, with its three sections
+    checked."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -100,8 +112,11 @@ def conform(value: Any, annotation: Any) -> Any:
         return Path(value)
     if isinstance(annotation, type) and origin is None:
         is_odd_bool = isinstance(value, bool) and annotation is not bool
-        if isinstance(value, annotation) and not is_odd_bool and not (
-                isinstance(value, float) and not math.isfinite(value)):
+        if (
+            isinstance(value, annotation)
+            and not is_odd_bool
+            and not (isinstance(value, float) and not math.isfinite(value))
+        ):
             return value
     elif origin is Literal:
         if any(value == allowed and type(value) is type(allowed) for allowed in inner):
@@ -122,8 +137,10 @@ def conform(value: Any, annotation: Any) -> Any:
             return tuple(map(conform, value, inner))
     elif origin in (dict, Mapping) and isinstance(value, Mapping):
         return {conform(name, inner[0]): conform(item, inner[1]) for name, item in value.items()}
-    raise TypeError(f"must be {_in_words(annotation)}, not {reprlib.repr(value)} ({type(value).__name__})"
-                    f"{_number_hint(value, annotation)}")
+    raise TypeError(
+        f"must be {_in_words(annotation)}, not {reprlib.repr(value)} ({type(value).__name__})"
+        f"{_number_hint(value, annotation)}"
+    )
 
 
 def _in_words(annotation: Any) -> str:

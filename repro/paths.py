@@ -1,10 +1,10 @@
 """Where things lie: parameter files, notebooks, results and figures.
 
-One checkout has one set of folders, and three environment variables can move them: REPRO_ROOT (the folder that holds
-experiments/ and notebooks/), REPRO_RESULTS_DIR and REPRO_FIGURES_DIR. Only a paper-scale run with the committed
-parameters writes to figures/; every other run has its own folder below results/, so that trying something can never
-replace the committed evidence (REPRO_VARIANT=custom sends a run there whatever its parameters). Result files of points
-are shared by all runs: they are keyed by content.
+One checkout has one set of folders, and three environment variables can move them: REPRO_ROOT (the folder
+that holds experiments/ and notebooks/), REPRO_RESULTS_DIR and REPRO_FIGURES_DIR. Only a paper-scale run with
+the committed parameters writes to figures/; every other run has its own folder below results/, so that trying
+something can never replace the committed evidence (REPRO_VARIANT=custom sends a run there whatever its
+parameters). Result files of points are shared by all runs: they are keyed by content.
 
 This module knows nothing of what the files contain.
 """
@@ -12,6 +12,8 @@ This module knows nothing of what the files contain.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +59,21 @@ def root() -> Path:
         return Path(named).resolve()
     beside_package = Path(__file__).resolve().parent.parent
     return beside_package if (beside_package / "experiments").is_dir() else Path.cwd()
+
+
+@contextmanager
+def environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for what is started inside, and put them back afterwards."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def folders(variant: str = "paper") -> Folders:

@@ -1,7 +1,7 @@
 """One live line that says how far an experiment is: done, elapsed, and how long the rest will take.
 
-On a terminal the line is redrawn in place; anywhere else (a notebook, a log) a new line appears every few seconds at
-most. The time left is estimated from the points' relative costs, with a clock that cannot jump.
+On a terminal the line is redrawn in place; anywhere else (a notebook, a log) a new line appears every few
+seconds at most. The time left is estimated from the points' relative costs, with a clock that cannot jump.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ _SECONDS_BETWEEN = {True: 0.2, False: 3.0}  # by: is it a terminal
 class Progress:
     """The progress of one experiment's points.
 
-    `total` counts all points, `kept` those finished in earlier runs; `weight` is the cost of those still to compute.
+    `total` counts all points, `kept` those finished in earlier runs; `weight` is the cost of those still to
+    compute.
     """
 
     def __init__(self, stem: str, total: int, kept: int, weight: float, stream: TextIO | None = None) -> None:
@@ -43,15 +44,20 @@ class Progress:
         """Print the last line: what is there now, and what of it was computed."""
         elapsed = time.monotonic() - self._start
         computed = self._done - self._kept
-        what = f"{computed} computed in {duration(elapsed)}" if computed else "all kept from earlier runs"
+        parts = [f"{self._done}/{self._total} points"]
+        if computed:
+            parts.append(f"{computed} computed in {duration(elapsed)}")
         if self._done < self._total:
-            what += f", {self._total - self._done} missing"
-        self._print(f"{self._stem}: {self._done}/{self._total} points, {what}", end="\n")
+            parts.append(f"{self._total - self._done} missing")
+        elif not computed:
+            parts.append("all kept from earlier runs")
+        self._print(f"{self._stem}: {', '.join(parts)}", end="\n")
 
     def _line(self, elapsed: float) -> str:
         left = elapsed * (self._weight - self._weight_done) / self._weight_done if self._weight_done else None
-        return (f"{self._stem}: {self._done}/{self._total} points, {duration(elapsed)} elapsed, "
-                + (f"about {duration(left)} left" if left is not None else "time left not known yet"))
+        return f"{self._stem}: {self._done}/{self._total} points, {duration(elapsed)} elapsed, " + (
+            f"about {duration(left)} left" if left is not None else "time left not known yet"
+        )
 
     def _print(self, line: str, end: str) -> None:
         print(f"\r{line}\x1b[K" if self._live else line, end=end, file=self._stream, flush=True)

@@ -1,9 +1,9 @@
 """Where a number comes from: hashes, the machine and code of a run, and what a figure carries inside itself.
 
-A figure holds in its own file (a PNG text chunk, the SVG's description) the hash of its rows, parameters and computing
-code, its devices and its kinds of evidence; `repro verify` compares them with the results on disk. Equal data gives
-equal bytes: no dates, no random ids, no version strings go into a figure. What differs from run to run - machine,
-versions, commit, time - goes into results/<experiment>/manifest.json.
+A figure holds in its own file (a PNG text chunk, the SVG's description) the hash of its rows, parameters and
+computing code, its devices and its kinds of evidence; `repro verify` compares them with the results on disk.
+Equal data gives equal bytes: no dates, no random ids, no version strings go into a figure. What differs from
+run to run - machine, versions, commit, time - goes into results/<experiment>/manifest.json.
 
 This module does not know experiments or studies, and never imports torch.
 """
@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from html import unescape
 from importlib import metadata
 from pathlib import Path
@@ -39,7 +39,8 @@ _LIBRARIES = ("numpy", "pandas", "matplotlib", "joblib", "torch", "triton", "tra
 
 
 def canonical_json(value: Any) -> str:
-    """The one JSON text of a value: sorted keys, no spaces, ASCII, shortest floats; NaN and infinity are refused."""
+    """The one JSON text of a value: sorted keys, no spaces, ASCII, shortest floats; NaN and infinity are
+    refused."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -103,7 +104,8 @@ def _version(library: str) -> str | None:
 
 
 def machine() -> dict[str, Any]:
-    """The code and machine of this process: versions, commit, processor, graphics processors, UTC time, command.
+    """The code and machine of this process: versions, commit, processor, graphics processors, UTC time,
+    command.
 
     `git` and `nvidia-smi` are asked if they are there; without them those entries are None.
     """
@@ -120,7 +122,7 @@ def machine() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
         "gpus": gpus.splitlines() if gpus else None,
-        "utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": os.environ.get("REPRO_COMMAND") or shlex.join(sys.argv),
     }
 
@@ -131,9 +133,17 @@ def figure_bytes(figure: Figure, file_format: str, embedded: Mapping[str, Any]) 
 
     text = canonical_json(embedded)
     # "Software", "Creator" and "Date" default to the Matplotlib version and the time of day.
-    notes = {"Description": text, "Software": None} if file_format == "png" else {
-        "Description": text, "Creator": None, "Date": None, "Format": None, "Type": None,
-    }
+    notes = (
+        {"Description": text, "Software": None}
+        if file_format == "png"
+        else {
+            "Description": text,
+            "Creator": None,
+            "Date": None,
+            "Format": None,
+            "Type": None,
+        }
+    )
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "repro", "svg.fonttype": "path"}):
         figure.savefig(buffer, format=file_format, metadata=notes)
@@ -152,7 +162,9 @@ def read_embedded(path: Path) -> dict[str, Any]:
             with Image.open(path) as image:
                 text = image.text.get("Description")
         else:
-            found = re.search(r"<dc:description>(.*?)</dc:description>", path.read_text(encoding="utf-8"), re.DOTALL)
+            found = re.search(
+                r"<dc:description>(.*?)</dc:description>", path.read_text(encoding="utf-8"), re.DOTALL
+            )
             text = unescape(found.group(1)) if found else None
         embedded = json.loads(text) if text else None
     except FileNotFoundError:

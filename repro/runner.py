@@ -1,9 +1,10 @@
 """Computing the missing points of an experiment on all cores, so that nothing finished is ever lost.
 
-Points go to worker processes one by one, the heaviest first, and the worker itself keeps the result; whatever kills the
-run loses only the points in flight. A point that raises does not stop the others. A worker that dies (killed for memory,
-say) takes the pool with it: the points that were in flight are then tried again one at a time, so the one to blame is
-known by name and the rest are still computed. Workers are fresh processes, never forks.
+Points go to worker processes one by one, the heaviest first, and the worker itself keeps the result; whatever
+kills the run loses only the points in flight. A point that raises does not stop the others. A worker that
+dies (killed for memory, say) takes the pool with it: the points that were in flight are then tried again one
+at a time, so the one to blame is known by name and the rest are still computed. Workers are fresh processes,
+never forks.
 
 This module does not know what points compute, how keys are made, or what becomes of the rows.
 """
@@ -55,8 +56,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a point has no result. `kind` is "user" (its message is meant for the user), "folder" (no result can be
-    written at all) or "bug"."""
+    """Why a point has no result. `kind` is "user" (its message is meant for the user), "folder" (no result
+    can be written at all) or "bug"."""
 
     label: str
     kind: str
@@ -64,28 +65,29 @@ class Failure:
     details: str = ""
 
 
-def number_of_workers() -> int:
-    """JOBS from the environment, else the number of cores this process may use."""
-    named = os.environ.get("JOBS")
+def number_of_workers(named: str) -> int:
+    """The number in `named` (JOBS, say); if it is empty, the number of cores that this process may use."""
     if not named:
         return cpu_count()
     if not (named.isascii() and named.isdigit() and 1 <= int(named) <= 4096):
-        raise UserError(f"JOBS={named!r} must be a number of worker processes, 1 or more; leave it out to use all cores")
+        raise UserError(
+            f"JOBS={named!r} must be a number of worker processes, 1 or more; leave it out to use all cores"
+        )
     return int(named)
 
 
 def compute(tasks: list[Task], store: PointStore, progress: Progress) -> None:
     """Compute and keep every task's point.
 
-    Tasks marked `alone` (wall-clock measurements) run after the others, one at a time, with nothing beside them.
-    Raises UserError or PointError after all other points are finished; KeyboardInterrupt at once.
+    Tasks marked `alone` (wall-clock measurements) run after the others, one at a time, with nothing beside
+    them. Raises UserError or PointError after all other points are finished; KeyboardInterrupt at once.
     """
     failures: list[Failure] = []
+    shared = number_of_workers(os.environ.get("JOBS", ""))
     try:
         for alone in (False, True):
             todo = sorted((task for task in tasks if task.alone is alone), key=lambda task: -task.weight)
-            workers = 1 if alone else number_of_workers()
-            for suspect, _ in _compute_together(todo, workers, store, progress, failures):
+            for suspect, _ in _compute_together(todo, 1 if alone else shared, store, progress, failures):
                 for task, error in _compute_together([suspect], 1, store, progress, failures):
                     failures.append(Failure(task.label, "bug", _why_it_died(error)))
     finally:
@@ -93,9 +95,11 @@ def compute(tasks: list[Task], store: PointStore, progress: Progress) -> None:
     _raise(failures, len(tasks))
 
 
-def _compute_together(todo: list[Task], workers: int, store: PointStore, progress: Progress,
-                      failures: list[Failure]) -> list[tuple[Task, BaseException]]:
-    """Work through `todo`; returns the tasks that were in flight whenever a worker died, and how it was noticed."""
+def _compute_together(
+    todo: list[Task], workers: int, store: PointStore, progress: Progress, failures: list[Failure]
+) -> list[tuple[Task, BaseException]]:
+    """Work through `todo`; returns the tasks that were in flight whenever a worker died, and how it was
+    noticed."""
     suspects: list[tuple[Task, BaseException]] = []
     waiting = todo[::-1]
     while waiting:
@@ -135,14 +139,33 @@ def _compute_together(todo: list[Task], workers: int, store: PointStore, progres
 @contextmanager
 def _pool(workers: int, alone: bool) -> Iterator[ProcessPoolExecutor]:
     """Fresh worker processes, which are ended at once if the block is left by an exception."""
-    pool = ProcessPoolExecutor(max_workers=workers, initializer=_follow_parent, initargs=(os.getpid(),),
-                               env={} if alone else _ONE_THREAD)
+    pool = ProcessPoolExecutor(
+        max_workers=workers,
+        initializer=_follow_parent,
+        initargs=(os.getpid(),),
+        env={} if alone else _ONE_THREAD,
+    )
+    with _interrupts_ignored():
+        pool.submit(os.getpid)  # starts all workers
     try:
         yield pool
     except BaseException:
         pool.shutdown(kill_workers=True)
         raise
     pool.shutdown()
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Processes started inside ignore Ctrl-C for good: it is their parent's business to end them."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may change this
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
@@ -161,7 +184,8 @@ def _in_flight_file(store: PointStore) -> Iterator[Callable[[list[Task]], None]]
 
 
 def left_in_flight(folder: Path) -> list[str]:
-    """The points that killed runs were computing; removes what those runs left. Living runs are left alone."""
+    """The points that killed runs were computing; removes what those runs left. Living runs are left
+    alone."""
     labels: list[str] = []
     for path in leftovers(folder):
         try:
@@ -181,7 +205,6 @@ def _follow_parent(parent: int) -> None:
             time.sleep(0.5)
         os._exit(1)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     threading.Thread(target=watch, daemon=True).start()
 
 
@@ -202,7 +225,10 @@ def _compute_one(task: Task, store: PointStore) -> Failure | None:
 
 def _why_it_died(error: BaseException) -> str:
     if isinstance(error, TerminatedWorkerError):
-        return "its worker process was killed twice, the second time with nothing beside it: most likely it needs more memory"
+        return (
+            "its worker process was killed twice, the second time with nothing beside it; "
+            "most likely it needs more memory than there is"
+        )
     return f"it could not be handed to a worker process: {error.__cause__ or error}"
 
 
@@ -220,7 +246,11 @@ def _raise(failures: list[Failure], total: int) -> None:
     if not failures:
         return
     first = failures[0]
-    others = f" ({len(failures)} of {total} points failed, this is the first; finished points are kept)" if total > 1 else ""
+    others = (
+        f" ({len(failures)} of {total} points failed, this is the first; finished points are kept)"
+        if total > 1
+        else ""
+    )
     if all(failure.kind == "user" for failure in failures):
         raise UserError(f"{first.label}: {first.cause}{others}")
     first = next(failure for failure in failures if failure.kind == "bug")

@@ -1,7 +1,7 @@
 """The source code that a computation depends on, found by following imports, and its hash.
 
-* A study (a module with `points` and `draw`) counts only with the definitions that are reached by name from the point's
-  function: editing its `draw` or `judge`, or an import that only they use, changes nothing.
+* A study (a module with `points` and `draw`) counts only with the definitions that are reached by name from
+  the point's function: editing its `draw` or `judge`, or an import that only they use, changes nothing.
 * Every other module of the project that is reached, also by an import inside a function, counts whole.
 * Comments, docstrings and imports for type checkers never count.
 * The data files of every reached package count too (cost-model profiles, histograms).
@@ -25,7 +25,9 @@ from repro.provenance import canonical_json, sha256_file, sha256_text
 #: Files with these endings hold data that is read, in the package or as an argument.
 DATA_SUFFIXES = (".csv", ".json", ".jsonl", ".parquet", ".txt", ".yaml", ".npz", ".gguf")
 _PACKAGE = Path(__file__).resolve().parent
-_LIBRARY_FOLDERS = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")})
+_LIBRARY_FOLDERS = tuple(
+    {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")}
+)
 
 
 class Sources:
@@ -39,7 +41,8 @@ class Sources:
         self._digests: dict[frozenset[tuple[str, str]], str] = {}
 
     def path(self, module: str) -> Path | None:
-        """The file of one of the project's own modules; None for libraries, notebooks and what does not exist."""
+        """The file of one of the project's own modules; None for libraries, notebooks and what does not
+        exist."""
         parts = module.split(".")
         if parts[0] == _PACKAGE.name:
             beside = _PACKAGE.joinpath(*parts[1:])
@@ -96,10 +99,17 @@ class Sources:
         packages = {self.path(module).parent for module in reached}
 
         def package_of(folder: Path) -> Path:
-            return folder if (folder / "__init__.py").exists() or folder == _PACKAGE else package_of(folder.parent)
+            return (
+                folder
+                if (folder / "__init__.py").exists() or folder == _PACKAGE
+                else package_of(folder.parent)
+            )
 
-        return sorted(path for path in _PACKAGE.rglob("*")
-                      if path.suffix in DATA_SUFFIXES and package_of(path.parent) in packages)
+        return sorted(
+            path
+            for path in _PACKAGE.rglob("*")
+            if path.suffix in DATA_SUFFIXES and package_of(path.parent) in packages
+        )
 
 
 class _Module:
@@ -162,7 +172,7 @@ def imports_of(tree: ast.AST, module: str = "__main__", is_package: bool = False
             base = node.module or ""
             if node.level:
                 above = module.split(".") if is_package else module.split(".")[:-1]
-                above = above[:len(above) - (node.level - 1)]
+                above = above[: len(above) - (node.level - 1)]
                 base = ".".join([*above, base] if base else above)
             found += [(base, "" if alias.name == "*" else alias.name) for alias in node.names]
     return found
@@ -178,9 +188,14 @@ def _bound_names(statement: ast.stmt) -> list[str]:
         return [statement.name]
     if isinstance(statement, (ast.Import, ast.ImportFrom)):
         return [_alias_name(alias) for alias in statement.names if alias.name != "*"]
-    targets = statement.targets if isinstance(statement, ast.Assign) else (
-        [statement.target] if isinstance(statement, (ast.AnnAssign, ast.AugAssign)) else [])
-    names = [node for target in targets for node in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    targets = (
+        statement.targets
+        if isinstance(statement, ast.Assign)
+        else ([statement.target] if isinstance(statement, (ast.AnnAssign, ast.AugAssign)) else [])
+    )
+    names = [
+        node for target in targets for node in (target.elts if isinstance(target, ast.Tuple) else [target])
+    ]
     return [node.id for node in names] if all(isinstance(node, ast.Name) for node in names) else []
 
 

@@ -1,8 +1,9 @@
 """Files that are whole or absent: atomic writing, and the store of finished points.
 
-A finished point is one small JSON file named by its key. It is written to a temporary name, flushed to the disk and
-renamed, so a crash at any moment leaves either no file or a whole one, and two runs in one checkout do no harm. A
-checksum inside tells a truncated or hand-edited file, which then counts as missing: it is recomputed, never used.
+A finished point is one small JSON file named by its key. It is written to a temporary name, flushed to the
+disk and renamed, so a crash at any moment leaves either no file or a whole one, and two runs in one checkout
+do no harm. A checksum inside tells a truncated or hand-edited file, which then counts as missing: it is
+recomputed, never used.
 
 This module does not know how a key is made (repro.keys) nor who computes the rows (repro.runner).
 """
@@ -42,8 +43,8 @@ def write_atomically(path: Path, content: bytes) -> None:
             raise
     except OSError as error:
         raise UserError(
-            f"cannot write to the folder {path.parent}: {error.strerror or error}; free space there, make it writable, "
-            "or name another one with REPRO_RESULTS_DIR and REPRO_FIGURES_DIR"
+            f"cannot write to the folder {path.parent}: {error.strerror or error}; free space there, make it "
+            "writable, or name another one with REPRO_RESULTS_DIR and REPRO_FIGURES_DIR"
         ) from error
 
 
@@ -73,12 +74,14 @@ def _owner_is_gone(path: Path) -> bool:
 def check_rows(returned: Any) -> list[Row]:
     """One row or a list of rows, as a list of plain flat dictionaries.
 
-    NumPy scalars become Python numbers. Raises TypeError or ValueError naming the entry for anything that is not text, a
-    finite number, a truth value or None: a value that is not defined is None, never NaN.
+    NumPy scalars become Python numbers. Raises TypeError or ValueError naming the entry for anything that is
+    not text, a finite number, a truth value or None: a value that is not defined is None, never NaN.
     """
     rows = [returned] if isinstance(returned, Mapping) else returned
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
-        raise TypeError(f"a point must return one row (a dict) or a list of rows, not {type(returned).__name__}")
+        raise TypeError(
+            f"a point must return one row (a dict) or a list of rows, not {type(returned).__name__}"
+        )
     return [{_name(name): _plain(name, value) for name, value in row.items()} for row in rows]
 
 
@@ -94,7 +97,9 @@ def _plain(name: str, value: Any) -> str | int | float | bool | None:
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if not isinstance(value, float):
-        raise TypeError(f"row entry {name!r} is a {type(value).__name__}; only text, numbers, truth values and None go in")
+        raise TypeError(
+            f"row entry {name!r} is a {type(value).__name__}; only text, numbers, truth values and None go in"
+        )
     if not math.isfinite(value):
         raise ValueError(f"row entry {name!r} is {value}; use None for a value that is not defined")
     return float(value)
@@ -110,13 +115,15 @@ class PointStore:
         return self.folder / f"{key}.json"
 
     def write(self, key: str, rows: list[Row], about: Mapping[str, Any]) -> None:
-        """Keep the rows of a finished point; `about` is what a reader may want to know (function, arguments, machine)."""
+        """Keep the rows of a finished point; `about` is what a reader may want to know (function, arguments,
+        machine)."""
         content = {**about, "key": key, "rows": rows}
         content["checksum"] = sha256_text(canonical_json(content))
         write_atomically(self.path(key), pretty_json(content))
 
     def read(self, key: str) -> dict[str, Any] | None:
-        """The kept content of a point (with "rows"), or None if it is absent or not exactly as it was written."""
+        """The kept content of a point (with "rows"), or None if it is absent or not exactly as it was
+        written."""
         try:
             content = json.loads(self.path(key).read_bytes())
             checksum = content.pop("checksum")

@@ -1,8 +1,9 @@
 """Checking that a figure, the rows it claims to show, and the code and parameters of today belong together.
 
-A figure carries the hashes of its rows, parameters and computing code. Parameters and code are recomputed from the
-checkout; the rows are compared with the results on disk if they are there. What cannot be checked is said, never passed.
-A figure whose pixels were altered while its text was kept is not noticed: for that, draw it again and compare the files.
+A figure carries the hashes of its rows, parameters and computing code. Parameters and code are recomputed
+from the checkout; the rows are compared with the results on disk if they are there. What cannot be checked is
+said, never passed. A figure whose pixels were altered while its text was kept is not noticed: for that, draw
+it again and compare the files.
 """
 
 from __future__ import annotations
@@ -41,22 +42,36 @@ def problems_of_figure(path: Path) -> list[str]:
     embedded = read_embedded(path)
     stem, scale = embedded.get("experiment"), embedded.get("scale")
     run = experiment.open(stem, scale)
-    folders = next((folders for folders in map(paths.folders, paths.VARIANTS) if folders.figures == path.resolve().parent),
-                   run.folders)
+    folders = next(
+        (
+            folders
+            for folders in map(paths.folders, paths.VARIANTS)
+            if folders.figures == path.resolve().parent
+        ),
+        run.folders,
+    )
     problems = []
     for name, now in run.hashes().items():
         if embedded.get(name) != now:
-            problems.append(f"{name} is {_short(embedded.get(name))} in the figure and {_short(now)} in this checkout")
+            problems.append(
+                f"{name} is {_short(embedded.get(name))} in the figure and {_short(now)} in this checkout"
+            )
     rows = folders.of_results(stem) / "rows.csv"
     if not rows.is_file():
-        problems.append(f"its rows cannot be checked: there is no {rows}; compute them with `python -m repro run {stem}`")
+        problems.append(
+            f"its rows cannot be checked: there is no {rows}; compute them with `python -m repro run {stem}`"
+        )
     elif sha256_file(rows) != embedded.get("rows_hash"):
-        problems.append(f"rows_hash is {_short(embedded.get('rows_hash'))} in the figure and {_short(sha256_file(rows))} of {rows}")
+        problems.append(
+            f"rows_hash is {_short(embedded.get('rows_hash'))} in the figure "
+            f"and {_short(sha256_file(rows))} of {rows}"
+        )
     return problems
 
 
 def main(figures: list[str]) -> int:
-    """Check the named figures (files, or names of figures; none or "all" for every one) and print a line for each.
+    """Check the named figures (files, or names of figures; none or "all" for every one) and print a line for
+    each.
 
     Returns 0 if every figure matches, else 1.
     """
@@ -64,8 +79,11 @@ def main(figures: list[str]) -> int:
     if figures in ([], ["all"]):
         found = sorted(path for path in folder.glob("*.*") if path.suffix[1:] in FIGURE_FORMATS)
     else:
-        found = [Path(name) if Path(name).suffix else folder / f"{name}.{file_format}"
-                 for name in figures for file_format in (FIGURE_FORMATS if not Path(name).suffix else FIGURE_FORMATS[:1])]
+        found = [
+            Path(name) if Path(name).suffix else folder / f"{name}.{file_format}"
+            for name in figures
+            for file_format in (FIGURE_FORMATS if not Path(name).suffix else FIGURE_FORMATS[:1])
+        ]
     if not found:
         raise UserError(f"there are no figures in {folder}; make them with `python -m repro reproduce`")
     failed = 0

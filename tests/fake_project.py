@@ -50,14 +50,15 @@ def one(rate, seed, fault, sleep, lengths):
         raise UserError("this rate cannot be")
     if rate == 2.0 and fault == "bug":
         raise ZeroDivisionError("by nought")
-    if rate == 2.0 and fault == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
+    if rate == 2.0 and fault in ("killed", "kernel killed"):
+        os.kill(os.getpid() if fault == "killed" else os.getppid(), signal.SIGKILL)
     return {"evidence": "exact", "device": "none", "seed": seed, "trace_hash": None, "rate": rate,
             "latency": float("nan") if rate == 2.0 and fault == "nan" else latency(rate, seed)}
 
 
 def points(params):
-    return [Point(one, dict(rate=rate, seed=seed, fault=params.fault, sleep=params.sleep, lengths=params.lengths), weight=rate)
+    others = dict(fault=params.fault, sleep=params.sleep, lengths=params.lengths)
+    return [Point(one, dict(rate=rate, seed=seed, **others), weight=rate)
             for rate in params.rates for seed in params.seeds]
 
 
@@ -85,7 +86,8 @@ smoke:
 """
 CELLS = (
     'scale = "paper"\noverrides = {}',
-    'from repro import experiment\n\nrun = experiment.open("tiny", scale=scale, overrides=overrides)\nrows = run.rows()',
+    "from repro import experiment\n\n"
+    'run = experiment.open("tiny", scale=scale, overrides=overrides)\nrows = run.rows()',
     "figures = run.draw(rows)",
     "run.judge(rows)",
 )
@@ -103,11 +105,22 @@ class FakeProject:
         self.parameter_file = folder / "experiments" / "tiny.yaml"
         self.parameter_file.write_text(PARAMETERS)
         self.write_study(STUDY)
-        self.write_notebook(CELLS)
+        self.write_notebook(*CELLS)
         self._log = folder / "log"
-        self.environment = {"REPRO_ROOT": str(folder), "REPRO_STUDIES": self._package, "FAKE_LOG": str(self._log),
-                            "JOBS": "1"}
-        for name in ("REPRO_RESULTS_DIR", "REPRO_FIGURES_DIR", "REPRO_VARIANT", "REPRO_COMMAND", "SCALE", "LENGTHS"):
+        self.environment = {
+            "REPRO_ROOT": str(folder),
+            "REPRO_STUDIES": self._package,
+            "FAKE_LOG": str(self._log),
+            "JOBS": "1",
+        }
+        for name in (
+            "REPRO_RESULTS_DIR",
+            "REPRO_FIGURES_DIR",
+            "REPRO_VARIANT",
+            "REPRO_COMMAND",
+            "SCALE",
+            "LENGTHS",
+        ):
             monkeypatch.delenv(name, raising=False)
         for name, value in self.environment.items():
             monkeypatch.setenv(name, value)
@@ -125,15 +138,40 @@ class FakeProject:
         assert text.count(old) == 1
         self.write_study(text.replace(old, new))
 
-    def write_notebook(self, cells: tuple[str, ...], tags: tuple[str, ...] = ("parameters",)) -> Path:
-        path = self.folder / "notebooks" / "tiny.ipynb"
-        path.write_text(json.dumps({
-            "cells": [{"cell_type": "code", "execution_count": None, "id": f"cell-{index}", "outputs": [],
-                       "metadata": {"tags": list(tags)} if index == 0 else {}, "source": source}
-                      for index, source in enumerate(cells)],
-            "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
-            "nbformat": 4, "nbformat_minor": 5,
-        }))
+    def add_experiment(self, stem: str, params: str = "") -> None:
+        """Another experiment with the same study, drawn under the same name."""
+        (self.folder / self._package / f"{stem}.py").write_text(f"from {self._package}.tiny import *\n")
+        (self.folder / "experiments" / f"{stem}.yaml").write_text(
+            PARAMETERS.replace("params:\n", f"params:\n{params}")
+        )
+        self.write_notebook(*(cell.replace('"tiny"', f'"{stem}"') for cell in CELLS), stem=stem)
+
+    def write_notebook(
+        self, *cells: str, stem: str = "tiny", tags: tuple[str, ...] = ("parameters",)
+    ) -> Path:
+        path = self.folder / "notebooks" / f"{stem}.ipynb"
+        path.write_text(
+            json.dumps(
+                {
+                    "cells": [
+                        {
+                            "cell_type": "code",
+                            "execution_count": None,
+                            "id": f"cell-{index}",
+                            "outputs": [],
+                            "metadata": {"tags": list(tags)} if index == 0 else {},
+                            "source": source,
+                        }
+                        for index, source in enumerate(cells)
+                    ],
+                    "metadata": {
+                        "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}
+                    },
+                    "nbformat": 4,
+                    "nbformat_minor": 5,
+                }
+            )
+        )
         return path
 
     def open(self, scale: str = "paper", **overrides: object) -> experiment.Run:

@@ -33,7 +33,8 @@ def point_files(project: FakeProject) -> list[Path]:
 
 
 def test_rows_come_in_the_order_of_the_points_whoever_computes_them(
-        project: FakeProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    project: FakeProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("JOBS", "2")
     project.open(sleep=0.01).rows()
     csv = project.folder / "results" / "custom" / "tiny" / "rows.csv"
@@ -43,7 +44,14 @@ def test_rows_come_in_the_order_of_the_points_whoever_computes_them(
     monkeypatch.setenv("JOBS", "1")
     rows = project.open(sleep=0.01).rows()
     assert csv.read_bytes() == by_two
-    assert list(zip(rows["rate"], rows["seed"])) == [(3.0, 0), (3.0, 1), (1.0, 0), (1.0, 1), (2.0, 0), (2.0, 1)]
+    assert list(zip(rows["rate"], rows["seed"], strict=True)) == [
+        (3.0, 0),
+        (3.0, 1),
+        (1.0, 0),
+        (1.0, 1),
+        (2.0, 0),
+        (2.0, 1),
+    ]
     assert list(rows.columns)[:4] == ["evidence", "device", "seed", "trace_hash"]  # as the study gives them
     assert rows_hash(rows) == sha256_file(csv)
     assert by_two.splitlines()[1] == b"exact,none,0,,3.0,0.30000000000000004"
@@ -69,14 +77,16 @@ def test_damaged_results_are_computed_again_and_never_used(project: FakeProject,
     project.calls()
     path, other = point_files(project)[:2]
     text = path.read_text()
-    path.write_text({
-        "truncated": text[: len(text) // 2],
-        "edited": text.replace('"latency": 0', '"latency": 5').replace('"latency": 1', '"latency": 6'),
-        "exchanged": other.read_text(),
-        "empty": "",
-        "not JSON": "\x00\x01",
-        "nested": "[" * 100_000,
-    }[damage])
+    path.write_text(
+        {
+            "truncated": text[: len(text) // 2],
+            "edited": text.replace('"latency": 0', '"latency": 5').replace('"latency": 1', '"latency": 6'),
+            "exchanged": other.read_text(),
+            "empty": "",
+            "not JSON": "\x00\x01",
+            "nested": "[" * 100_000,
+        }[damage]
+    )
     rows = project.open().rows()
     assert len(project.calls()) == 1 and rows.equals(before) and path.read_text() != ""
     assert PointStore(path.parent).read(path.stem) is not None
@@ -85,12 +95,14 @@ def test_damaged_results_are_computed_again_and_never_used(project: FakeProject,
 def test_editing_what_computes_recomputes_and_editing_what_draws_does_not(project: FakeProject) -> None:
     project.open().rows()
     project.calls()
-    project.edit_study('figure.add_subplot()', 'figure.add_subplot(title="new")')
-    project.edit_study('    return []\n', '    return list()\n')
+    project.edit_study("figure.add_subplot()", 'figure.add_subplot(title="new")')
+    project.edit_study("    return []\n", "    return list()\n")
     project.edit_study('    """A helper."""', '    """Another docstring."""  # and a comment')
     project.open().rows()
     assert project.calls() == []
-    project.edit_study("SLOPE = 0.1", "SLOPE = 0.2")  # a constant that only the helper of the point's function uses
+    project.edit_study(
+        "SLOPE = 0.1", "SLOPE = 0.2"
+    )  # a constant that only the helper of the point's function uses
     rows = project.open().rows()
     assert project.calls() == ALL and rows["latency"].iloc[0] == pytest.approx(0.6)
 
@@ -109,14 +121,18 @@ def test_a_data_file_counts_by_content_not_by_name(project: FakeProject, tmp_pat
     assert project.calls() == ALL
 
 
-@pytest.mark.parametrize("fault, error, cause", [
-    ("user", UserError, "this rate cannot be"),
-    ("bug", PointError, "ZeroDivisionError: by nought"),
-    ("nan", PointError, "'latency' is nan"),
-    ("killed", PointError, "its worker process was killed twice"),
-])
+@pytest.mark.parametrize(
+    "fault, error, cause",
+    [
+        ("user", UserError, "this rate cannot be"),
+        ("bug", PointError, "ZeroDivisionError: by nought"),
+        ("nan", PointError, "'latency' is nan"),
+        ("killed", PointError, "its worker process was killed twice"),
+    ],
+)
 def test_a_point_that_fails_is_named_and_the_others_are_kept(
-        project: FakeProject, fault: str, error: type[Exception], cause: str) -> None:
+    project: FakeProject, fault: str, error: type[Exception], cause: str
+) -> None:
     with pytest.raises(error) as caught:
         project.open(fault=fault).rows()
     message = str(caught.value)
@@ -130,8 +146,10 @@ def test_a_point_that_fails_is_named_and_the_others_are_kept(
 
 def test_a_run_killed_at_any_moment_resumes(project: FakeProject, monkeypatch: pytest.MonkeyPatch) -> None:
     script = project.folder / "go.py"
-    script.write_text("from repro import experiment\n"
-                      "if __name__ == '__main__':\n    experiment.open('tiny', overrides={'sleep': 0.4}).rows()\n")
+    script.write_text(
+        "from repro import experiment\n"
+        "if __name__ == '__main__':\n    experiment.open('tiny', overrides={'sleep': 0.4}).rows()\n"
+    )
     monkeypatch.setenv("JOBS", "2")
     process = subprocess.Popen([sys.executable, str(script)], env=os.environ, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
@@ -144,7 +162,9 @@ def test_a_run_killed_at_any_moment_resumes(project: FakeProject, monkeypatch: p
     kept = {path: path.stat().st_mtime_ns for path in point_files(project)}
     assert 2 <= len(kept) < 6
     project.calls()
-    done = subprocess.run([sys.executable, str(script)], env=os.environ, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, str(script)], env=os.environ, check=True, capture_output=True, text=True
+    )
     assert len(project.calls()) == 6 - len(kept)
     assert all(path.stat().st_mtime_ns == when for path, when in kept.items())
     assert "an earlier run was killed while it computed tiny: one(" in done.stdout
@@ -153,16 +173,20 @@ def test_a_run_killed_at_any_moment_resumes(project: FakeProject, monkeypatch: p
 
 def test_two_runs_at_once_do_no_harm(project: FakeProject) -> None:
     script = project.folder / "go.py"
-    script.write_text("from repro import experiment\n"
-                      "if __name__ == '__main__':\n    experiment.open('tiny').rows()\n")
-    runs = [subprocess.Popen([sys.executable, str(script)], env={**os.environ, "JOBS": "1"}) for _ in range(2)]
+    script.write_text(
+        "from repro import experiment\nif __name__ == '__main__':\n    experiment.open('tiny').rows()\n"
+    )
+    runs = [
+        subprocess.Popen([sys.executable, str(script)], env={**os.environ, "JOBS": "1"}) for _ in range(2)
+    ]
     assert [run.wait(timeout=60) for run in runs] == [0, 0]
     project.calls()
     assert len(project.open().rows()) == 6 and project.calls() == []
 
 
 def test_a_folder_that_cannot_be_written_is_named_before_any_work(
-        project: FakeProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project: FakeProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     blocked = tmp_path / "blocked"
     blocked.write_text("a file where a folder should be")
     monkeypatch.setenv("REPRO_RESULTS_DIR", str(blocked))
@@ -186,7 +210,9 @@ def test_a_full_disk_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.
 def test_rows_hold_plain_values_only() -> None:
     import numpy as np
 
-    rows = store.check_rows({"a": np.int64(3), "b": np.float32(0.5), "c": np.bool_(True), "d": None, "e": "text"})
+    rows = store.check_rows(
+        {"a": np.int64(3), "b": np.float32(0.5), "c": np.bool_(True), "d": None, "e": "text"}
+    )
     assert rows == [{"a": 3, "b": 0.5, "c": True, "d": None, "e": "text"}]
     assert [type(value) for value in rows[0].values()] == [int, float, bool, type(None), str]
     for bad in (3, [3], {"a": [1]}, {"a": float("inf")}, {1: 2}, {"a": np.zeros(3)}):
@@ -218,12 +244,18 @@ def test_figures_have_equal_bytes_for_equal_rows_and_say_what_they_show(project:
     assert read_embedded(files[0])["code_hash"] is None
 
 
-@pytest.mark.parametrize("scale, overrides, variant", [
-    ("smoke", {}, "smoke"), ("paper", {"seeds": [5]}, "custom"), ("smoke", {"seeds": [5]}, "custom"),
-    ("paper", {"seeds": [0, 1]}, "paper"),  # the same as in the file
-])
+@pytest.mark.parametrize(
+    "scale, overrides, variant",
+    [
+        ("smoke", {}, "smoke"),
+        ("paper", {"seeds": [5]}, "custom"),
+        ("smoke", {"seeds": [5]}, "custom"),
+        ("paper", {"seeds": [0, 1]}, "paper"),  # the same as in the file
+    ],
+)
 def test_only_the_committed_parameters_at_paper_scale_write_to_figures(
-        project: FakeProject, scale: str, overrides: dict[str, object], variant: str) -> None:
+    project: FakeProject, scale: str, overrides: dict[str, object], variant: str
+) -> None:
     run = project.open(scale, **overrides)
     run.draw(run.rows())
     run.judge(run.rows())
@@ -233,7 +265,8 @@ def test_only_the_committed_parameters_at_paper_scale_write_to_figures(
 
 
 def test_unknown_experiments_scales_and_bad_values_are_refused(
-        project: FakeProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    project: FakeProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for stem in ("tinny", "../tiny", "", "tiny.yaml"):
         with pytest.raises(UserError, match="unknown experiment .*; known: tiny"):
             experiment.open(stem)
@@ -247,3 +280,4 @@ def test_unknown_experiments_scales_and_bad_values_are_refused(
         monkeypatch.setenv("JOBS", jobs)
         with pytest.raises(UserError, match="JOBS="):
             project.open().rows()
+    assert project.calls() == []

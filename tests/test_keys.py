@@ -33,7 +33,16 @@ def key_of(source: str, name: str = "f", **arguments: Any) -> str:
     return identify(cell(source)[name], arguments).key
 
 
-FUNCTION = "LIMIT = 3\n\ndef helper(x):\n    return x + LIMIT\n\ndef f(x=1):\n    '''Doc.'''\n    return helper(x)  # note\n"
+FUNCTION = """
+LIMIT = 3
+
+def helper(x):
+    return x + LIMIT
+
+def f(x=1):
+    'Doc.'
+    return helper(x)  # note
+"""
 
 
 def test_comments_docstrings_and_unused_definitions_do_not_enter_a_key() -> None:
@@ -41,9 +50,15 @@ def test_comments_docstrings_and_unused_definitions_do_not_enter_a_key() -> None
     assert key_of(FUNCTION) == key_of(FUNCTION + "\ndef other():\n    return 5\n")
 
 
-@pytest.mark.parametrize("old, new", [
-    ("return helper(x)", "return helper(x + 0)"), ("x + LIMIT", "x * LIMIT"), ("LIMIT = 3", "LIMIT = 4"), ("x=1", "x=2"),
-])
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("return helper(x)", "return helper(x + 0)"),
+        ("x + LIMIT", "x * LIMIT"),
+        ("LIMIT = 3", "LIMIT = 4"),
+        ("x=1", "x=2"),
+    ],
+)
 def test_everything_that_a_notebook_function_uses_enters_its_key(old: str, new: str) -> None:
     assert old in FUNCTION and key_of(FUNCTION) != key_of(FUNCTION.replace(old, new))
 
@@ -84,10 +99,16 @@ def class_key(source: str, what: str = "policy") -> str:
 
 
 @pytest.mark.parametrize("what", ["policy", "Policy"])
-@pytest.mark.parametrize("old, new", [
-    ("math.ceil", "math.floor"), ("step: int = 4", "step: int = 8"), ("2 * x", "3 * x"), ("self.name", "self.step"),
-    ("def tokens(self, length): ...", "def tokens(self, length): return 1"),
-])
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("math.ceil", "math.floor"),
+        ("step: int = 4", "step: int = 8"),
+        ("2 * x", "3 * x"),
+        ("self.name", "self.step"),
+        ("def tokens(self, length): ...", "def tokens(self, length): return 1"),
+    ],
+)
 def test_a_policy_defined_in_a_notebook_enters_the_key_with_its_source(what: str, old: str, new: str) -> None:
     assert old in CLASS and class_key(CLASS, what) != class_key(CLASS.replace(old, new), what)
     assert class_key(CLASS, what) == class_key(CLASS.replace("Reserves a multiple", "Other words"), what)
@@ -97,7 +118,10 @@ def test_closures_enter_with_what_they_hold() -> None:
     source = "def make(n):\n    def g(x):\n        return x + n\n    return g\n\nf, g = make(1), make(2)\n"
     space = cell(source)
     assert identify(space["f"], {}).key != identify(space["g"], {}).key
-    assert identify(functools.partial(space["f"], 1), {}).key != identify(functools.partial(space["f"], 2), {}).key
+    assert (
+        identify(functools.partial(space["f"], 1), {}).key
+        != identify(functools.partial(space["f"], 2), {}).key
+    )
 
 
 def test_definitions_may_refer_to_one_another() -> None:
@@ -124,8 +148,29 @@ class Box:
 
 
 def test_arguments_count_by_content() -> None:
-    distinct = [None, True, 1, 1.5, "1", [1], [1, 2], {"a": 1}, {"a": 2}, {1: "a"}, Colour.RED, Colour.BLUE, Box(1.0),
-                Box(2.0), frozenset({1, 2}), np.arange(3), np.arange(3.0), np.arange(4), len, max, Path("a")]
+    distinct = [
+        None,
+        True,
+        1,
+        1.5,
+        "1",
+        [1],
+        [1, 2],
+        {"a": 1},
+        {"a": 2},
+        {1: "a"},
+        Colour.RED,
+        Colour.BLUE,
+        Box(1.0),
+        Box(2.0),
+        frozenset({1, 2}),
+        np.arange(3),
+        np.arange(3.0),
+        np.arange(4),
+        len,
+        max,
+        Path("a"),
+    ]
     texts = [canonical_json(describe(value)) for value in distinct]
     assert len(set(texts)) == len(distinct)
     assert describe({"b": 1, "a": 2}) == describe({"a": 2, "b": 1})
@@ -164,10 +209,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "paper/curves.json": "{}",
         "studies/__init__.py": "",
         "studies/one.py": "from typing import TYPE_CHECKING\nfrom repro import draw as pen\n"
-                          "from repro.engine import run\nif TYPE_CHECKING:\n    from repro import paper\n"
-                          "RATE = 2\nBINS = 9\n"
-                          "def points(params):\n    return [compute]\n\ndef compute(x):\n    return run(x) * RATE\n\n"
-                          "def draw(rows, params):\n    return pen, BINS\n",
+        "from repro.engine import run\nif TYPE_CHECKING:\n    from repro import paper\n"
+        "RATE = 2\nBINS = 9\n"
+        "def points(params):\n    return [compute]\n\ndef compute(x):\n    return run(x) * RATE\n\n"
+        "def draw(rows, params):\n    return pen, BINS\n",
     }
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -182,27 +227,38 @@ def code(root: tuple[str, str] = ("repro.studies.one", "compute")) -> str:
 
 def test_the_computing_code_is_what_the_points_function_reaches(package: Path) -> None:
     reached = sources.Sources().reached(frozenset({("repro.studies.one", "compute")}))
-    assert set(reached) == {"repro", "repro.engine", "repro.engine.core", "repro.units", "repro.lazy", "repro.studies",
-                            "repro.studies.one"}
+    assert set(reached) == {
+        "repro",
+        "repro.engine",
+        "repro.engine.core",
+        "repro.units",
+        "repro.lazy",
+        "repro.studies",
+        "repro.studies.one",
+    }
 
 
-@pytest.mark.parametrize("name, old, new, changes", [
-    ("units.py", "SECOND = 1", "SECOND = 2", True),
-    ("lazy.py", "VALUE = 1", "VALUE = 2", True),
-    ("engine/__init__.py", "from .core", "from . import core\nfrom .core", True),
-    ("engine/data/costs.yaml", "1", "2", True),
-    ("studies/one.py", "RATE = 2", "RATE = 3", True),
-    ("studies/one.py", "run(x) * RATE", "run(x) + RATE", True),
-    ("fonts.json", "{}", "[]", True),  # beside the package's own modules: any of them may read it
-    ("units.py", "SECOND = 1", "SECOND = 1  # one", False),
-    ("draw.py", "from", "import os\nfrom", False),
-    ("paper/curves.json", "{}", "[]", False),
-    ("studies/one.py", "BINS = 9", "BINS = 8", False),
-    ("studies/one.py", "[compute]", "[compute, compute]", False),
-    ("studies/one.py", "import draw as pen", "import fonts as pen", False),
-])
+@pytest.mark.parametrize(
+    "name, old, new, changes",
+    [
+        ("units.py", "SECOND = 1", "SECOND = 2", True),
+        ("lazy.py", "VALUE = 1", "VALUE = 2", True),
+        ("engine/__init__.py", "from .core", "from . import core\nfrom .core", True),
+        ("engine/data/costs.yaml", "1", "2", True),
+        ("studies/one.py", "RATE = 2", "RATE = 3", True),
+        ("studies/one.py", "run(x) * RATE", "run(x) + RATE", True),
+        ("fonts.json", "{}", "[]", True),  # beside the package's own modules: any of them may read it
+        ("units.py", "SECOND = 1", "SECOND = 1  # one", False),
+        ("draw.py", "from", "import os\nfrom", False),
+        ("paper/curves.json", "{}", "[]", False),
+        ("studies/one.py", "BINS = 9", "BINS = 8", False),
+        ("studies/one.py", "[compute]", "[compute, compute]", False),
+        ("studies/one.py", "import draw as pen", "import fonts as pen", False),
+    ],
+)
 def test_edits_change_the_code_hash_only_if_they_can_change_a_result(
-        package: Path, name: str, old: str, new: str, changes: bool) -> None:
+    package: Path, name: str, old: str, new: str, changes: bool
+) -> None:
     before, path = code(), package / name
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
@@ -226,6 +282,8 @@ def test_a_broken_source_file_is_named_with_its_line(package: Path) -> None:
 
 def test_the_real_package_can_be_read_whole() -> None:
     folder = Path(repro.__file__).parent
-    names = {"repro." + ".".join(path.relative_to(folder).with_suffix("").parts) for path in folder.rglob("*.py")}
+    names = {
+        "repro." + ".".join(path.relative_to(folder).with_suffix("").parts) for path in folder.rglob("*.py")
+    }
     roots = frozenset((name.removesuffix(".__init__"), "") for name in names)
     assert {"repro.keys", "repro.sources"} <= set(sources.Sources().reached(roots))

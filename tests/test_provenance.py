@@ -16,11 +16,21 @@ from matplotlib.figure import Figure
 
 from repro import provenance
 from repro.errors import UserError
-from repro.provenance import canonical_json, figure_bytes, machine, read_embedded, rows_csv, rows_hash, sha256_text
+from repro.provenance import (
+    canonical_json,
+    figure_bytes,
+    machine,
+    read_embedded,
+    rows_csv,
+    rows_hash,
+    sha256_text,
+)
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4), max_leaves=8)
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=8,
+)
 
 
 @given(json_values)
@@ -57,16 +67,28 @@ def test_rows_survive_their_csv_bit_for_bit(values: list[float]) -> None:
 
 def test_the_hash_of_rows_sees_values_order_and_columns() -> None:
     rows = pd.DataFrame({"a": [1, 2], "b": [0.1, 0.2]})
-    others = [rows[::-1], rows[["b", "a"]], rows.assign(b=[0.1, 0.2 + 1e-16 * 2]), rows.rename(columns={"a": "c"}), rows[:1]]
+    others = [
+        rows[::-1],
+        rows[["b", "a"]],
+        rows.assign(b=[0.1, 0.2 + 1e-16 * 2]),
+        rows.rename(columns={"a": "c"}),
+        rows[:1],
+    ]
     assert len({rows_hash(other) for other in [rows, *others]}) == 6
     assert rows_hash(rows.set_axis([5, 6])) == rows_hash(rows)  # the index is no data
 
 
 def test_a_machine_is_described_without_importing_torch() -> None:
-    program = ("import json, sys; from repro.provenance import machine; text = json.dumps(machine());"
-               "assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules); print(text)")
-    made = json.loads(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
-    assert made["cores"] >= 1 and made["cpu"] and made["libraries"]["numpy"] and made["utc"].endswith("+00:00")
+    program = (
+        "import json, sys; from repro.provenance import machine; text = json.dumps(machine());"
+        "assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules); print(text)"
+    )
+    made = json.loads(
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    )
+    assert (
+        made["cores"] >= 1 and made["cpu"] and made["libraries"]["numpy"] and made["utc"].endswith("+00:00")
+    )
 
 
 def test_a_machine_without_git_and_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,23 +119,41 @@ def test_figures_have_equal_bytes_and_give_back_what_they_carry(file_format: str
 
 
 def test_figures_do_not_depend_on_time_zone_locale_or_hash_seed() -> None:
-    program = ("import sys, hashlib; sys.path.insert(0, {!r}); from test_provenance import figure;"
-               "from repro.provenance import figure_bytes as b;"
-               "print(*(hashlib.sha256(b(figure(), f, dict(a=1))).hexdigest() for f in ('png', 'svg')))"
-               ).format(str(Path(__file__).parent))
+    program = (
+        "import sys, hashlib; sys.path.insert(0, %r); from test_provenance import figure;"
+        "from repro.provenance import figure_bytes as b;"
+        "print(*(hashlib.sha256(b(figure(), f, dict(a=1))).hexdigest() for f in ('png', 'svg')))"
+    ) % str(Path(__file__).parent)
     outputs = {
-        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True,
-                       env={**provenance.os.environ, **changes}).stdout
-        for changes in ({"PYTHONHASHSEED": "1", "TZ": "Asia/Tokyo", "LC_ALL": "C"},
-                        {"PYTHONHASHSEED": "2", "TZ": "America/Lima", "LC_ALL": "C.UTF-8", "SOURCE_DATE_EPOCH": "5"})}
+        subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**provenance.os.environ, **changes},
+        ).stdout
+        for changes in (
+            {"PYTHONHASHSEED": "1", "TZ": "Asia/Tokyo", "LC_ALL": "C"},
+            {"PYTHONHASHSEED": "2", "TZ": "America/Lima", "LC_ALL": "C.UTF-8", "SOURCE_DATE_EPOCH": "5"},
+        )
+    }
     assert len(outputs) == 1
 
 
-@pytest.mark.parametrize("name, content", [
-    ("no.png", None), ("no.svg", None), ("text.png", b"no image"), ("empty.png", b""), ("bare.svg", b"<svg/>"),
-    ("other.svg", b"<svg><dc:description>[1]</dc:description></svg>"), ("latin.svg", b"\xff\xfe"),
-    ("broken.svg", b"<dc:description>{</dc:description>"), ("figure.pdf", b"%PDF"),
-])
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("no.png", None),
+        ("no.svg", None),
+        ("text.png", b"no image"),
+        ("empty.png", b""),
+        ("bare.svg", b"<svg/>"),
+        ("other.svg", b"<svg><dc:description>[1]</dc:description></svg>"),
+        ("latin.svg", b"\xff\xfe"),
+        ("broken.svg", b"<dc:description>{</dc:description>"),
+        ("figure.pdf", b"%PDF"),
+    ],
+)
 def test_what_is_no_figure_of_ours_is_refused(tmp_path: Path, name: str, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)

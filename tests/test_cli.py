@@ -1,0 +1,292 @@
+"""The command line on a tiny experiment: notebooks are executed, errors are one line, nothing finished is
+lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fake_project import CELLS, FakeProject
+
+from repro import paths
+from repro.cli import main
+from repro.notebook import faults_of_notebook, read_notebook
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProject:
+    return FakeProject(tmp_path / "a folder {with} ünïcode", monkeypatch)
+
+
+def written(project: FakeProject) -> list[str]:
+    """The files that runs have left, without those of the points and of caches."""
+    return sorted(
+        str(path.relative_to(project.folder))
+        for name in ("results", "figures")
+        for path in (project.folder / name).rglob("*")
+        if path.is_file() and not {"points", ".cache", ".matplotlib"} & set(path.parts)
+    )
+
+
+def test_reproduce_goes_on_after_a_failure_and_verify_finds_what_was_changed(
+    project: FakeProject, capfd: pytest.CaptureFixture[str]
+) -> None:
+    project.add_experiment("failing", "  fault: user\n")
+    assert main(["reproduce"]) == 1
+    output = capfd.readouterr()
+    assert "repro: failing: one(rate=2.0, seed=0" in output.err and "Traceback" not in output.err
+    assert "failing  FAILED in" in output.out and "tiny     done in" in output.out
+    assert "tiny: 6/6 points, 6 computed in" in output.err  # the kernel's progress, live
+    assert "claims: " in output.out and "figures/index.html" in output.out
+    assert written(project) == [
+        "figures/claims.json",
+        "figures/index.html",
+        "figures/tiny.png",
+        "figures/tiny.svg",
+        "results/failing/failing.ipynb",
+        "results/tiny/manifest.json",
+        "results/tiny/rows.csv",
+        "results/tiny/tiny.ipynb",
+    ]
+    executed = read_notebook(project.folder / "results" / "tiny" / "tiny.ipynb")
+    assert all(cell["execution_count"] for cell in executed)
+    made = json.loads((project.folder / "results" / "tiny" / "manifest.json").read_text())["computed_by"][0]
+    assert made["command"] == "python -m repro reproduce"
+
+    project.calls()
+    assert main(["verify"]) == 0
+    assert capfd.readouterr().out.count("rows, parameters and code match") == 2
+    rows = project.folder / "results" / "tiny" / "rows.csv"
+    kept = rows.read_text()
+    rows.write_text(kept.replace("3.0", "3.1"))
+    assert main(["verify", "tiny"]) == 1 and "rows_hash is" in capfd.readouterr().out
+    rows.unlink()
+    assert main(["verify", "all"]) == 1 and "its rows cannot be checked" in capfd.readouterr().out
+    rows.write_text(kept)
+    project.edit_study("SLOPE = 0.1", "SLOPE = 0.3")
+    assert main(["verify"]) == 1 and "code_hash is" in capfd.readouterr().out
+    project.edit_study("SLOPE = 0.3", "SLOPE = 0.1")
+    project.parameter_file.write_text(project.parameter_file.read_text().replace("[3, 1, 2]", "[3, 1]"))
+    assert main(["verify", str(project.folder / "figures" / "tiny.svg")]) == 1
+    assert "parameters_hash is" in capfd.readouterr().out
+    assert project.calls() == []
+
+
+def test_lengths_go_to_a_folder_of_their_own_with_all_figures(
+    project: FakeProject, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pairs.csv").write_text("1,2\n")
+    assert (
+        main(["reproduce", "--scale", "smoke", "--only", "tiny", "--lengths", str(tmp_path / "pairs.csv")])
+        == 0
+    )
+    assert written(project) == [
+        f"results/custom/{name}"
+        for name in (
+            "figures/claims.json",
+            "figures/index.html",
+            "figures/tiny.png",
+            "figures/tiny.svg",
+            "tiny/manifest.json",
+            "tiny/rows.csv",
+            "tiny/tiny.ipynb",
+        )
+    ]
+    manifest = json.loads((project.folder / "results" / "custom" / "tiny" / "manifest.json").read_text())
+    assert manifest["parameters"]["lengths"]["file"] == "pairs.csv" and manifest["parameters"]["seeds"] == [0]
+
+
+@pytest.mark.parametrize(
+    "cells, code, said",
+    [
+        (
+            (*CELLS[:2], "import sys; sys.exit(0)", *CELLS[2:]),
+            1,
+            "the notebook ended early, before 'figures = run.draw(rows)'",
+        ),
+        (CELLS[:2], 1, "the notebook ran, but it drew no figure"),
+        ((*CELLS[:2], "rows['nothing']"), 1, "KeyError: 'nothing'"),
+        ((CELLS[0], "from repro.errors import UserError; raise UserError('too bad')"), 2, "repro: too bad\n"),
+    ],
+)
+def test_a_notebook_that_does_not_finish_is_no_success(
+    project: FakeProject, capfd: pytest.CaptureFixture[str], cells: tuple[str, ...], code: int, said: str
+) -> None:
+    project.write_notebook(*cells)
+    assert main(["run", "tiny", "-p", "rates=[1]", "-p", "seeds=[0]"]) == code
+    assert said in capfd.readouterr().err
+
+
+def test_a_killed_kernel_is_explained_with_the_point_it_computed(
+    project: FakeProject, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "tiny", "-p", "fault=kernel killed"]) == 1
+    (message,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("repro: ")]
+    assert "the notebook's kernel was killed while it computed tiny: one(rate=2.0, seed=0" in message
+    assert "Finished points are kept" in message
+
+
+def test_a_function_defined_in_a_notebook_enters_the_key_with_its_source(project: FakeProject) -> None:
+    project.edit_study(
+        "    lengths: str | None = None\n\n", "    lengths: Callable[[int], int] | str | None = None\n\n"
+    )
+    project.edit_study("import os,", "from collections.abc import Callable\nimport os,")
+    project.edit_study("SLOPE * rate + seed", "SLOPE * rate + seed + 0 * (policy(1) if policy else 0)")
+    project.edit_study("def latency(rate, seed):", "def latency(rate, seed, policy):")
+    project.edit_study("latency(rate, seed)}", "latency(rate, seed, lengths)}")
+    sweep = (
+        "def policy(length):\n    return length {}\n\n"
+        'experiment.open("tiny", overrides=dict(lengths=policy)).rows()'
+    )
+    project.write_notebook(
+        CELLS[0],
+        "from repro import experiment",
+        sweep.format("+ 1"),
+        sweep.format("+ 1  # the same"),
+        sweep.format("+ 2"),
+        'run = experiment.open("tiny", scale, overrides)\nrun.draw(run.rows())',
+    )
+    assert main(["run", "tiny"]) == 0
+    assert len(project.calls()) == 3 * 6  # two sources of the policy, and none
+
+
+def test_ctrl_c_says_how_to_go_on(project: FakeProject) -> None:
+    command = [sys.executable, "-m", "repro", "run", "tiny", "-p", "sleep=0.5"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    points = project.folder / "results" / "tiny" / "points"
+    deadline = time.monotonic() + 60
+    while not list(points.glob("[0-9a-f]*.json")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert error.endswith(
+        "repro: interrupted; finished points are kept, the same command goes on from there\n"
+    )
+    assert "Traceback" not in error
+    time.sleep(1.2)  # the workers notice that they are alone and end
+    kept = len(list(points.glob("[0-9a-f]*.json")))
+    project.calls()
+    assert 1 <= kept < 6
+    project.open(sleep=0.5).rows()
+    assert len(project.calls()) == 6 - kept
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["run", "tinny"], "unknown experiment 'tinny'; known: tiny"),
+        (["run", "../experiments/tiny"], "unknown experiment"),
+        (["run", "tiny", "-p", "sedes=[1]"], "unknown parameter 'sedes' (did you mean 'seeds'?)"),
+        (["run", "tiny", "-p", "seeds=1"], "parameter 'seeds' must be a list"),
+        (["run", "tiny", "-p", "seeds=[1"], "not valid YAML"),
+        (["run", "tiny", "-p", "seeds"], "must have the form name=value"),
+        (["run", "tiny", "-p", "rates=[.nan]"], "parameter 'rates' must be a finite number, not nan"),
+        (["run", "tiny", "-p", "rates=[-1]"], "rates must be positive"),
+        (["run", "tiny", "--scale", "large"], "unknown scale 'large'; known: paper, smoke"),
+        (["run", "tiny", "--lengths", "no.csv"], "there is no lengths file no.csv"),
+        (["run", "tiny", "--jobs", "none"], "JOBS='none' must be a number of worker processes"),
+        (["reproduce", "--only", "tiny,other"], "unknown experiment 'other'"),
+        (["reproduce", "--scale", ""], "unknown scale ''"),
+        (["verify", "nothing"], "there is no figure"),
+        (["verify"], "there are no figures in"),
+        (["verify", "../notebooks/tiny.ipynb"], "there is no figure"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    project: FakeProject,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    said: str,
+) -> None:
+    monkeypatch.setenv("JOBS", "1")  # so that --jobs is undone
+    assert main(arguments) == 2
+    output = capfd.readouterr()
+    assert output.err.startswith("repro: ") and output.err.count("\n") == 1 and said in output.err
+    assert written(project) == [] and project.calls() == []
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (None, "there is no notebook"),
+        ("{", "is not a notebook"),
+        ('{"cells": 3}', "is not a notebook"),
+        ("[]", "is not a notebook"),
+        ('{"cells": []}', "must carry the tag 'parameters'"),
+    ],
+)
+def test_a_bad_notebook_is_refused(
+    project: FakeProject, capfd: pytest.CaptureFixture[str], content: str | None, said: str
+) -> None:
+    path = project.folder / "notebooks" / "tiny.ipynb"
+    path.write_text(content) if content is not None else path.unlink()
+    assert main(["run", "tiny"]) == 2
+    assert said in capfd.readouterr().err and written(project) == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["nothing"], ["run"], ["run", "a", "b"], ["list", "--x"], ["-p"]])
+def test_unknown_commands_and_options_exit_with_2(
+    arguments: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2 and "usage:" in capfd.readouterr().err
+
+
+def test_list_names_the_experiments(project: FakeProject, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    assert capfd.readouterr().out == "tiny  A tiny thing\n"
+
+
+def test_help_needs_no_heavy_library() -> None:
+    program = (
+        "import sys; from repro.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "assert not {'torch', 'pandas', 'matplotlib', 'papermill'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL, env=os.environ)
+
+
+def test_faults_of_a_notebook_are_found(project: FakeProject) -> None:
+    path = project.write_notebook(*CELLS)
+    assert faults_of_notebook(path) == []
+    project.write_notebook(*CELLS, "def f():\n    pass")
+    assert faults_of_notebook(path) == ["something is defined at 'def f():'"]
+    content = json.loads(project.write_notebook(*CELLS).read_text())
+    content["cells"][1]["execution_count"] = 1
+    content["cells"][2]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": "x"}]
+    content["cells"].insert(0, {**content["cells"][2], "outputs": []})
+    path.write_text(json.dumps(content))
+    assert len(faults_of_notebook(path)) == 3
+
+
+NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_projects_notebooks_are_thin_and_have_their_parameter_file(path: Path) -> None:
+    assert faults_of_notebook(path) == []
+    assert (REPOSITORY / "experiments" / f"{path.stem}.yaml").is_file()
+
+
+def test_every_experiment_has_its_notebook_and_its_parameters_are_valid(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from repro import experiment
+
+    for name in ("REPRO_ROOT", "REPRO_STUDIES"):
+        monkeypatch.delenv(name, raising=False)
+    for stem in paths.folders().stems():
+        assert (REPOSITORY / "notebooks" / f"{stem}.ipynb") in NOTEBOOKS
+        for scale in experiment.SCALES:
+            assert experiment.open(stem, scale).study.points(experiment.open(stem, scale).params)
