@@ -219,7 +219,8 @@ def test_seeds_shuffle_the_same_pairs_evenly() -> None:
 
 def test_a_short_trace_is_the_beginning_of_its_file(tmp_path: Path) -> None:
     lines = "\n".join(f"{line},{line}" for line in range(1, 1001))
-    path = write_csv(tmp_path, "prompt_tokens,output_tokens\n1000,1000\n" + lines)  # the first pair is too long
+    too_long = "1000,1000"
+    path = write_csv(tmp_path, f"prompt_tokens,output_tokens\n{too_long}\n{lines}")
     for seed in (0, 1):
         trace = make_trace("sharegpt", 1.0, 300.0, seed, lengths=path, max_model_len=1999)
         assert sorted(trace.prompt_tokens) == list(range(1, len(trace) + 1)) != list(trace.prompt_tokens)

@@ -64,7 +64,7 @@ def pairs_hash(pairs: np.ndarray) -> str:
 
 @dataclass(frozen=True, eq=False)
 class LengthPairs:
-    """A finite table of (prompt, output) lengths, [n, 2] int64, all within the filter, in the source's order."""
+    """A table of (prompt, output) lengths, [n, 2] int64, in the source's order, all within the filter."""
 
     pairs: np.ndarray
     facts: SourceFacts
@@ -81,8 +81,8 @@ class LengthPairs:
         kept.setflags(write=False)
         facts = SourceFacts(
             source=source,
-            recipe="the first N pairs in their order, N being the trace's requests, then a seeded shuffle, as "
-            "the authors did; a trace of more requests than pairs takes all of them again, from the first one",
+            recipe="the first N pairs in their order, N being the trace's requests, then a seeded shuffle, "
+            "as the authors did; a trace of more requests than pairs takes all of them again, from the first",
             filter=f"prompt + output <= {max_model_len} ({len(kept)} of {len(pairs)} pairs kept)",
             num_pairs=len(kept),
             dropped_share=1.0 - len(kept) / len(pairs),
@@ -95,7 +95,8 @@ class LengthPairs:
     def draw(self, num_pairs: int, seed: int) -> np.ndarray:
         """[num_pairs, 2]: the first `num_pairs` pairs (beyond the last one again from the first), shuffled.
 
-        The seed decides the order alone. A short trace is the beginning of the table, whatever stands there, as it was for the authors.
+        The seed decides the order alone. A short trace is the beginning of the table, whatever stands there,
+        as it was for the authors.
         """
         rng = np.random.default_rng([seed, LENGTHS_STREAM])
         return self.pairs[rng.permutation(np.arange(num_pairs) % len(self.pairs))]

@@ -1,0 +1,263 @@
+"""Fig. 11: how long the prompts and outputs of our traces are, beside the paper's own histograms.
+
+Every other experiment replays such traces, so this one shows what they are: the histograms in the paper's 128
+bins, the shares up to each length, and how the output goes with the prompt, which the paper does not print.
+The rows also carry each trace's card. Nothing is served here: no system, speed or memory is involved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from repro.claims import Judgement
+from repro.experiment import Point
+from repro.studies.common import check_positive, check_seeds, trace_of
+from repro.workloads import WORKLOADS, Trace, check_arrivals
+from repro.workloads.fig11 import fig11_data
+from repro.workloads.trace import QUANTILES
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+CAPTION = {
+    "fig11_workloads": "Fig. 11: prompt and output lengths of our traces in the paper's 128 bins, under the "
+                       "outline of the paper's histogram; drawn up to the length that 99.5 % of the paper's "
+                       "requests stay below.",
+    "fig11_dependence": "What Fig. 11 leaves out. Left: the share of requests up to each length, our "
+                        "quantiles as dots, the paper's share at the ends of its bins hollow. Right: the mean "
+                        "output for each range of the prompt; longer prompts tend to have longer answers in ShareGPT, "
+                        "shorter ones in Alpaca.",
+}
+TITLE = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}
+#: The paper's word for each length and a colour that no system has.
+LENGTHS = {"prompt": ("input", "#332288"), "output": ("output", "#AA4499")}
+_GREY = "#555555"
+_DRAWN = 0.995  # of the paper's requests; beyond, the histograms cannot be told from the axis
+
+
+@dataclass(frozen=True)
+class Params:
+    """`rate` (req/s) and `duration_s` say how many requests each trace has; the default is close to the
+    79,731 of the paper's ShareGPT trace. `lengths` is a CSV file of pairs in place of ShareGPT's."""
+
+    rate: float = 22.0
+    duration_s: float = 3600.0
+    seeds: tuple[int, ...] = (0, 1, 2)
+    lengths: str | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("rate", self.rate)
+        check_positive("duration_s", self.duration_s)
+        check_seeds(self.seeds)
+        check_arrivals(self.rate, self.duration_s, self.seeds[0])
+
+
+def points(params: Params) -> list[Point]:
+    return [
+        Point(lengths_of_trace, {"workload": workload, "rate": params.rate, "duration_s": params.duration_s,
+                                 "seed": seed, "lengths": params.lengths if workload == "sharegpt" else None})
+        for workload in WORKLOADS for seed in params.seeds
+    ]
+
+
+def lengths_of_trace(workload: str, rate: float, duration_s: float, seed: int,
+                     lengths: str | None) -> list[dict[str, Any]]:
+    """A trace in three parts: its "card", its histograms ("bin"), the mean output by "prompt range"."""
+    trace = trace_of(workload, rate, duration_s, seed, lengths)
+    common = {"workload": workload, "seed": seed, "evidence": "replayed", "device": None,
+              "trace_hash": trace.hash, "rate": rate, "duration_s": duration_s}
+    ranges = [{"part": "prompt range", "prompt_range": name, "requests": count, "mean_output_tokens": mean}
+              for name, count, mean in trace.card.mean_output_by_prompt]
+    return [common | row for row in [_card(trace), *ranges, *_bins(trace, "prompt"), *_bins(trace, "output")]]
+
+
+def _card(trace: Trace) -> dict[str, Any]:
+    card, source = trace.card, trace.card.source
+    levels = [f"p{100 * level:g}" for level in QUANTILES]
+    return {
+        "part": "card", "card": str(card), "equals_paper_trace": card.equals_paper_trace,
+        "source": source.source, "recipe": source.recipe, "filter": source.filter,
+        "source_pairs": source.num_pairs, "source_dropped_share": source.dropped_share,
+        "source_mean_prompt_tokens": source.mean_prompt_tokens,
+        "source_mean_output_tokens": source.mean_output_tokens, "requests": card.num_requests,
+        "mean_prompt_tokens": card.mean_prompt_tokens, "mean_output_tokens": card.mean_output_tokens,
+        "mean_inverse_output": card.mean_inverse_output, "rank_correlation": card.rank_correlation,
+        **{f"prompt_{level}": value for level, value in zip(levels, card.prompt_quantiles)},
+        **{f"output_{level}": value for level, value in zip(levels, card.output_quantiles)},
+    }
+
+
+def _edges(workload: str, length: str) -> np.ndarray:
+    """The 129 edges of the paper's bins, in tokens; a bin holds its left edge, the last one both."""
+    histogram = fig11_data()[workload][length]
+    return np.linspace(histogram["min_tokens"], histogram["max_tokens"], len(histogram["density"]) + 1)
+
+
+def _paper_density(workload: str, length: str) -> np.ndarray:
+    """The heights of the paper's histogram, scaled by less than 0.01 % so that the area is 1."""
+    density = np.array(fig11_data()[workload][length]["density"])
+    return density / (density * np.diff(_edges(workload, length))).sum()
+
+
+def _bins(trace: Trace, length: str) -> list[dict[str, Any]]:
+    """`density` is the share of requests per token, `cumulative` that of all requests up to the bin's end.
+
+    Lengths of a user's file that lie outside the paper's bins belong to no bin, but count among the requests.
+    """
+    tokens = np.sort(getattr(trace, f"{length}_tokens"))
+    edges = _edges(trace.name, length)
+    density = np.histogram(tokens, edges)[0] / len(tokens) / np.diff(edges)
+    cumulative = np.searchsorted(tokens, edges[1:], side="left") / len(tokens)
+    cumulative[-1] = (tokens <= edges[-1]).mean()
+    return [{"part": "bin", "length": length, "bin": number, "density": here, "cumulative": up_to}
+            for number, (here, up_to) in enumerate(zip(density.tolist(), cumulative.tolist()))]
+
+
+def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
+    cards = rows[rows["part"] == "card"].set_index(["seed", "workload"])
+    means = {workload: cards.xs(workload, level="workload")[["mean_prompt_tokens", "mean_output_tokens"]]
+             for workload in WORKLOADS}
+    ratios = (means["sharegpt"] / means["alpaca"]).set_axis(["input", "output"], axis="columns")
+    equal = bool(cards.xs("sharegpt", level="workload")["equals_paper_trace"].all())
+    rebuilt = ("rebuilt from this figure's histograms and printed means: what is tested is the "
+               "rebuilding, not the paper")
+    note = f"Both workloads are {rebuilt}."
+    if params.lengths is not None:
+        note = (f"ShareGPT's pairs come from a file and {'are' if equal else 'are not'} those of the paper's "
+                f"trace; Alpaca's are {rebuilt}.")
+    return [
+        Judgement("fig11-means", {name: mean.mean().tolist() for name, mean in means.items()}, "replayed",
+                  {name: list(zip(mean.min(), mean.max())) for name, mean in means.items()}, note),
+        Judgement("fig11-ratios", ratios.mean().to_dict(), "replayed",
+                  {name: [ratios[name].min(), ratios[name].max()] for name in ratios}, note),
+    ]
+
+
+def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
+    from repro import plotting
+
+    with plotting.house():
+        return {"fig11_workloads": _draw_histograms(rows), "fig11_dependence": _draw_dependence(rows)}
+
+
+def _spread(rows: pd.DataFrame, by: str, value: str) -> pd.DataFrame:
+    """Mean, least and most over the seeds, in the order of the rows."""
+    return rows.groupby(by, sort=False)[value].agg(["mean", "min", "max"])
+
+
+def _sources(rows: pd.DataFrame) -> str:
+    cards = rows[rows["part"] == "card"].drop_duplicates("workload")
+    own = ", the paper's own pairs"
+    return "; ".join(f"{TITLE[card.workload]}: {card.source}{own if card.equals_paper_trace else ''}"
+                     for card in cards.itertuples())
+
+
+def _draw_histograms(rows: pd.DataFrame) -> Figure:
+    from repro import plotting
+
+    panels = [(workload, length) for workload in WORKLOADS for length in LENGTHS]
+    titles = [f"{TITLE[workload]}, {LENGTHS[length][0]}" for workload, length in panels]
+    figure, axes = plotting.panels(titles, columns=2, width=4.2)
+    cards = rows[rows["part"] == "card"]
+    for axis, (workload, length) in zip(axes, panels):
+        bins = rows[(rows["part"] == "bin") & (rows["workload"] == workload) & (rows["length"] == length)]
+        _draw_bins(axis, _spread(bins, "bin", "density"), workload, length)
+        means = cards[cards["workload"] == workload][f"mean_{length}_tokens"]
+        span = f" ({means.min():.2f} to {means.max():.2f})" if len(means) > 1 else ""
+        printed = fig11_data()[workload][length]["mean_tokens"]
+        _write_in_corner(axis, f"mean {means.mean():.2f}{span}\nthe paper's {printed}")
+        axis.set(xlabel=f"{LENGTHS[length][0]} length (tokens)", ylabel="requests (% a token)")
+    handles = [plotting.Patch(facecolor=color, alpha=0.45, label=f"{name} length of our traces")
+               for name, color in LENGTHS.values()]
+    handles.append(plotting.Line2D([], [], color="black", linewidth=0.9, label="the paper's histogram"))
+    figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=9)
+    plotting.footer(figure, rows, note="Outline: the paper's, drawn up to the length that "
+                                       f"{100 * _DRAWN:g} % of its requests stay below. {_sources(rows)}")
+    return figure
+
+
+def _write_in_corner(axis: Axes, text: str) -> None:
+    axis.text(0.97, 0.95, text, transform=axis.transAxes, ha="right", va="top", fontsize=9)
+
+
+def _draw_bins(axis: Axes, ours: pd.DataFrame, workload: str, length: str) -> None:
+    edges, paper, color = _edges(workload, length), _paper_density(workload, length), LENGTHS[length][1]
+    axis.stairs(100 * ours["mean"], edges, fill=True, color=color, alpha=0.45, linewidth=0)
+    axis.stairs(100 * ours["max"], edges, baseline=100 * ours["min"], fill=True, color=color, alpha=0.6,
+                linewidth=0)
+    axis.stairs(100 * paper, edges, color="black", linewidth=0.9)
+    axis.set_xlim(0, edges[1:][np.cumsum(paper) * np.diff(edges) > _DRAWN][0])
+
+
+def _draw_dependence(rows: pd.DataFrame) -> Figure:
+    from repro import plotting
+
+    titles = [f"{TITLE[workload]}, {what}" for workload in WORKLOADS
+              for what in ("shares up to a length", "output by prompt")]
+    figure, axes = plotting.panels(titles, columns=2, width=4.2)
+    for (shares, means), workload in zip(zip(axes[::2], axes[1::2]), WORKLOADS):
+        ours = rows[rows["workload"] == workload]
+        for length, (_, color) in LENGTHS.items():
+            bins = ours[(ours["part"] == "bin") & (ours["length"] == length)]
+            _draw_shares(shares, bins, workload, length, color)
+            quantiles = ours[ours["part"] == "card"][[f"{length}_p{100 * level:g}" for level in QUANTILES]]
+            shares.plot(quantiles.mean(), 100 * np.array(QUANTILES), ".", color=color, markersize=6)
+        shares.set(xscale="log", ylim=(0, 102), xlabel="length (tokens)", ylabel="requests up to it (%)")
+        _draw_output_by_prompt(means, ours, workload)
+    handles = [plotting.Line2D([], [], color=color, linewidth=1.6, label=name)
+               for name, color in LENGTHS.values()]
+    handles += [plotting.Line2D([], [], color=_GREY, linestyle="", marker=marker, markerfacecolor=face,
+                                label=name)
+                for marker, face, name in ((".", _GREY, "quantiles of our traces"),
+                                           ("o", "none", "the paper's trace"))]
+    figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
+    note = ("Hollow: left the paper's histogram, right measured on the authors' pairs (means unknown for "
+            "Alpaca; those for ShareGPT, and both histograms, are inputs of the embedded distributions, Spearman's "
+            "correlation is not)")
+    plotting.footer(figure, rows, note=f"{note}. {_sources(rows)}")
+    return figure
+
+
+def _draw_shares(axis: Axes, bins: pd.DataFrame, workload: str, length: str, color: str) -> None:
+    edges = _edges(workload, length)
+    # An edge closes its bin on the left, so what lies below it are the lengths up to the whole number before.
+    ends = np.append(np.ceil(edges[1:-1]) - 1, edges[-1])
+    ours = _spread(bins, "bin", "cumulative")
+    paper = np.cumsum(_paper_density(workload, length) * np.diff(edges))
+    apart = np.unique(np.searchsorted(np.log(ends), np.linspace(np.log(ends[0]), np.log(ends[-1]), 24)))
+    axis.fill_between(ends, 100 * ours["min"], 100 * ours["max"], color=color, alpha=0.3, linewidth=0)
+    axis.plot(ends, 100 * ours["mean"], color=color, linewidth=1.6)
+    axis.plot(ends[apart], 100 * paper[apart], "o", color=color, markerfacecolor="none", markersize=5.5)
+
+
+def _draw_output_by_prompt(axis: Axes, rows: pd.DataFrame, workload: str) -> None:
+    ranges = rows[(rows["part"] == "prompt range") & (rows["requests"] > 0)]
+    ours, color = _spread(ranges, "prompt_range", "mean_output_tokens"), LENGTHS["output"][1]
+    places = np.arange(len(ours))
+    axis.bar(places, ours["mean"], 0.6, color=color, alpha=0.45)
+    whiskers = [ours["mean"] - ours["min"], ours["max"] - ours["mean"]]
+    axis.errorbar(places, ours["mean"], whiskers, color="black", linewidth=0, elinewidth=1, capsize=2.5)
+    known = dict(fig11_data()[workload]["mean_output_by_prompt"])
+    lasts = map(_last_of, ours.index)
+    measured = [(place, known[last]) for place, last in zip(places, lasts) if last in known]
+    if measured:
+        axis.plot(*zip(*measured), "o", color="black", markerfacecolor="none", markersize=8)
+    axis.set_xticks(places, ours.index, fontsize=8.5)
+    axis.grid(axis="x", visible=False)
+    axis.set(xlabel="prompt length (tokens)", ylabel="mean output (tokens)")
+    axis.set_ylim(0, 1.4 * ours["max"].max())
+    correlations = rows[rows["part"] == "card"]["rank_correlation"].dropna()
+    if len(correlations):
+        _write_in_corner(axis, f"Spearman's correlation {correlations.mean():+.3f}\n"
+                               f"the authors' pairs {fig11_data()[workload]['spearman']:+.3g}")
+
+
+def _last_of(prompt_range: str) -> int:
+    """The last length of a range as the card names it: 64 of "17-64", the longest there is of "1025+"."""
+    is_open = prompt_range.endswith("+")
+    return fig11_data()["max_model_len"] if is_open else int(prompt_range.partition("-")[2])
