@@ -1,0 +1,131 @@
+"""How kernels are timed: CUDA-graph replay, medians, over data larger than the L2 cache; and the machine's
+ceilings.
+
+What: a timer, the paged inputs to time on, and the copy and link bandwidths that results are divided by. Why
+here: every benchmark of this package must measure in the same way. This module deliberately knows no kernel.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+COLD_BYTES = 320 << 20  # the calls of one replay touch at least this much: several times any GPU's L2
+
+
+def graph_time_us(calls: Sequence[Callable[[], object]], replays: int = 11) -> float:
+    """Microseconds a call: all calls captured in one CUDA graph, the median over its replays divided by their
+    number."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for call in calls[:2]:  # compile and warm up before the capture
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return _median_us(graph.replay, replays) / len(calls)
+
+
+def eager_time_us(calls: Sequence[Callable[[], object]], replays: int = 11) -> float:
+    """Microseconds a call when Python launches each of them."""
+    for call in calls[:2]:
+        call()
+
+    def all_calls() -> None:
+        for call in calls:
+            call()
+
+    return _median_us(all_calls, replays) / len(calls)
+
+
+def _median_us(action: Callable[[], object], replays: int) -> float:
+    action()
+    times = []
+    for _ in range(replays):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        action()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop) * 1000)
+    return statistics.median(times)
+
+
+def copy_gb_s(num_bytes: int = 4 << 30) -> float:
+    """Device-to-device copy, GB/s, bytes read plus bytes written."""
+    source = torch.empty(num_bytes // 2, dtype=torch.float16, device="cuda").normal_()
+    target = torch.empty_like(source)
+    return (
+        2 * num_bytes / eager_time_us([lambda: target.copy_(source)]) / 1e3
+    )  # in a graph the slower copy engine runs
+
+
+def link_gb_s(to_device: bool, num_bytes: int = 1 << 30) -> float:
+    """One large copy between pinned CPU memory and the GPU, GB/s, bytes counted once."""
+    host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
+    target, source = (device, host) if to_device else (host, device)
+    return num_bytes / eager_time_us([lambda: target.copy_(source, non_blocking=True)], replays=5) / 1e3
+
+
+@dataclass(frozen=True)
+class PagedInputs:
+    """The arguments of one decode call over one sub-pool; `num_bytes` counts the context's K and V once."""
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    block_table: Tensor
+    context_lens: Tensor
+    scale: float
+    max_context_len: int
+    num_bytes: int
+
+    def contiguous(self) -> tuple[Tensor, Tensor]:
+        """K and V of equal-length contexts as [batch, kv_heads, context, head_dim], for kernels that know no
+        blocks."""
+        table = self.block_table.long()
+        k, v = (
+            cache[table].flatten(1, 2)[:, : self.max_context_len] for cache in (self.k_cache, self.v_cache)
+        )
+        return k.transpose(1, 2), v.transpose(1, 2)
+
+
+def paged_inputs(
+    lens: Sequence[int], num_heads: int, num_kv_heads: int, head_dim: int, block_size: int,
+    dtype: torch.dtype, permuted: bool = True, seed: int = 0, max_calls: int = 256, cold_bytes: int = COLD_BYTES,
+) -> list[PagedInputs]:
+    """As many disjoint sub-pools of one pool as make `cold_bytes` together; blocks in random (or in linear)
+    order."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    blocks = [-(-n // block_size) for n in lens]
+    num_bytes = 2 * sum(lens) * num_kv_heads * head_dim * dtype.itemsize
+    num_pools = max(1, min(max_calls, -(-cold_bytes // num_bytes)))
+    total = num_pools * sum(blocks)
+    shape = (total, block_size, num_kv_heads, head_dim)
+    k_cache, v_cache = (
+        torch.empty(shape, dtype=dtype, device="cuda").normal_(generator=generator) for _ in range(2)
+    )
+    order = (
+        torch.randperm(total, device="cuda", generator=generator)
+        if permuted
+        else torch.arange(total, device="cuda")
+    )
+    tables = torch.zeros(num_pools, len(lens), max(blocks), dtype=torch.int32)
+    held = torch.arange(max(blocks))[None, :] < torch.tensor(blocks)[:, None]
+    tables[held.expand(num_pools, -1, -1)] = order.to("cpu", torch.int32)
+    context_lens = torch.tensor(lens, dtype=torch.int32, device="cuda")
+    inputs = []
+    for table in tables.cuda():
+        q = torch.empty(len(lens), num_heads, head_dim, dtype=dtype, device="cuda").normal_(
+            generator=generator
+        )
+        inputs.append(
+            PagedInputs(q, k_cache, v_cache, table, context_lens, head_dim**-0.5, max(lens), num_bytes)
+        )
+    return inputs
