@@ -44,8 +44,9 @@ class PagedKVCacheManager(KVCacheManager):
         if prefix_id in self._prefixes:
             raise UserError(f"prefix {prefix_id!r} is stored already")
         count = num_tokens // self.block_size
-        if count >= self.num_blocks:
-            raise UserError(f"prefix {prefix_id!r} takes {count} blocks of a pool of {self.num_blocks}")
+        if count >= self.num_blocks or count > self.gpu.num_free:
+            raise UserError(f"prefix {prefix_id!r} takes {count} blocks; {self.gpu.num_free} of the pool's {self.num_blocks} "
+                            f"are free, and some must be left for requests")
         self._prefixes[prefix_id] = self.gpu.allocate_many(count)
         return count * self.block_size
 

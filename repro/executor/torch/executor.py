@@ -1,0 +1,239 @@
+"""Runs SchedulerOutput for real: moves blocks, runs the model, chooses tokens, and says who stopped.
+
+On a GPU, when nothing in a batch depends on its tokens (no stop tokens, no beams), a step is only queued and the one
+before it is waited for, so that the host prepares a step while the GPU runs another; scheduling is the same either way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repro.errors import UserError
+from repro.executor.interface import Executor, StepResult
+from repro.executor.torch.batch import Batch, BatchBuilder, Chunks, GroupRows
+from repro.executor.torch.kv_store import KVStore
+from repro.executor.torch.models import LoadedModel
+from repro.executor.torch.runner import ModelRunner
+from repro.executor.torch.sampler import BeamStep, SamplingPlan, advance_beams, logprobs, sample
+from repro.executor.torch.state import RequestState
+from repro.memory import KVCacheManager, PagedKVCacheManager
+from repro.scheduler import SchedulerOutput
+from repro.sequence import Request, SamplingParams, SequenceGroup
+
+
+@dataclass(slots=True)
+class _Step:
+    """An iteration that is queued on the device: its tokens and log-probabilities on their way to the host."""
+
+    batch: Batch
+    tokens: Tensor
+    logprobs: Tensor | None
+    beams: list[tuple[GroupRows, BeamStep]]
+    done: torch.cuda.Event | None
+
+
+class TorchExecutor(Executor):
+    """One model, one pool, one memory manager. Give each request its prompt with `submit` before the engine sees it.
+
+    Results appear in `finished` by request id; `flush` first, so that the last step's are there. `with_logprobs` also keeps
+    each token's log-probability under the model.
+    """
+
+    def __init__(self, loaded: LoadedModel, manager: KVCacheManager, store: KVStore, *, max_num_seqs: int = 256,
+                 with_logprobs: bool = True, graphs: bool = True) -> None:
+        self.loaded, self.store = loaded, store
+        self.with_logprobs = with_logprobs
+        self._max_num_seqs = max_num_seqs
+        width = manager.cdiv(loaded.config.max_model_len)
+        self.runner = ModelRunner(loaded, store, manager.block_size, max_num_seqs, width, graphs)
+        self.reset(manager)
+
+    def reset(self, manager: KVCacheManager) -> None:
+        """Begin anew with another manager of the same pool; whatever was running is given up."""
+        self.manager = manager
+        self.builder = BatchBuilder(manager, self._max_num_seqs, manager.cdiv(self.loaded.config.max_model_len))
+        self.finished: dict[int, RequestState] = {}
+        self._submitted: dict[int, RequestState] = {}
+        self._prefixes: dict[str, np.ndarray] = {}
+        self._plan: SamplingPlan | None = None
+        self._queued: list[_Step] = []
+
+    # Requests
+
+    def submit(self, request: Request, token_ids: Items[int] | np.ndarray) -> None:
+        """The prompt of a request. UserError if it cannot be run: too long, unknown tokens, not its declared prefix."""
+        prompt = np.asarray(token_ids, np.int64)
+        limit, vocabulary = self.loaded.config.max_model_len, self.loaded.model.config.vocab_size
+        name = f"request {request.request_id}"
+        if len(prompt) != request.prompt_tokens or not len(prompt):
+            raise UserError(f"{name}: {len(prompt)} token ids for a prompt of {request.prompt_tokens}; need at least 1, and as many")
+        if len(prompt) + request.output_tokens > limit:
+            raise UserError(f"{name}: {len(prompt)} + {request.output_tokens} tokens exceed the {limit} that {self.loaded.config.name} "
+                            f"can take; shorten the prompt or max_tokens")
+        if prompt.min() < 0 or prompt.max() >= vocabulary:
+            raise UserError(f"{name}: token ids must be from 0 to {vocabulary - 1}, found {prompt.min()} to {prompt.max()}")
+        prefix = self._prefixes.get(request.prefix_id, prompt[:0])
+        if not np.array_equal(prompt[:len(prefix)], prefix):
+            raise UserError(f"{name}: its prompt does not begin with the stored prefix {request.prefix_id!r} that it names")
+        self._submitted[request.request_id] = RequestState(request, prompt)
+
+    def store_prefix(self, prefix_id: str, token_ids: Items[int] | np.ndarray) -> int:
+        """Compute and keep a shared prefix (§4.4); the tokens that will be shared, which are whole blocks."""
+        if not isinstance(self.manager, PagedKVCacheManager):
+            raise UserError("a shared prefix needs paged memory; use the system 'vllm'")
+        count = self.manager.store_prefix(prefix_id, len(token_ids))
+        prefix = self._prefixes[prefix_id] = np.asarray(token_ids, np.int64)[:count]
+        if count:
+            table = np.array(self.manager.prefix_blocks(prefix_id), np.int32)
+            positions, size = np.arange(count), self.manager.block_size
+            slots = table[positions // size].astype(np.int64) * size + positions % size
+            chunks = Chunks(np.array([0]), np.array([count], np.int32), np.array([0, count], np.int32), prefix, positions, slots,
+                            np.array([0]))
+            nobody = RequestState(Request(-1, 0.0, count, 1, SamplingParams(temperature=0)), prefix).sequences
+            empty = np.zeros(0, np.int32)
+            batch = Batch([], nobody, [], 0, np.array([-1]), empty, empty, np.ones(1, bool), table[None], chunks, 1)
+            self.flush()
+            self.builder.forget()
+            self.runner.load(batch, np.zeros(1, np.int64))
+            self.runner.prefill(batch)
+        return count
+
+    # One iteration
+
+    def execute(self, output: SchedulerOutput) -> StepResult:
+        start = time.perf_counter()
+        try:
+            result = self._execute(output)
+        except torch.OutOfMemoryError as error:
+            raise UserError(f"out of GPU memory in an iteration of {output.num_decode_seqs} sequences and "
+                            f"{output.num_prefill_tokens} prompt tokens: use a smaller K/V pool or a lower "
+                            f"max_num_batched_tokens ({str(error).splitlines()[0]})") from None
+        seconds = time.perf_counter() - start
+        result.durations_s = [seconds / output.num_iterations] * output.num_iterations
+        return result
+
+    def _execute(self, output: SchedulerOutput) -> StepResult:
+        result = StepResult([])
+        self.store.apply(output.cache_ops)
+        for prefill in output.prefills:
+            self._admit(prefill.group)
+        if any(prefill.num_tokens > prefill.group.request.prompt_tokens for prefill in output.prefills):
+            self.flush()  # recomputing takes the generated tokens as input
+        batch = self.builder.build(output)
+        if not batch.rows:
+            return result
+        if batch.source is not None or self._plan is None:
+            self._plan = SamplingPlan.of(batch.rows, can_stop=bool(self.loaded.eos))
+        self.runner.load(batch, self._host_tokens(batch))
+        if batch.num_iterations > 1 and self._plan.waits:
+            raise ValueError("iterations in which a sequence may stop or a beam may fork cannot be run together")
+        for iteration in range(batch.num_iterations):
+            logits = self.runner.prefill(batch) if batch.chunks else self.runner.decode(batch)
+            self._queued.append(self._choose(batch, logits, iteration))
+        lag = self.loaded.device.type == "cuda" and not self._plan.waits
+        while len(self._queued) > lag:
+            self._settle(self._queued.pop(0), result)
+        return result
+
+    def flush(self) -> None:
+        """Wait for everything queued; afterwards all tokens so far are known to the host."""
+        while self._queued:
+            self._settle(self._queued.pop(0), StepResult([]))
+
+    def _admit(self, group: SequenceGroup) -> None:
+        if group not in self.builder.states:
+            state = self._submitted.pop(group.request.request_id)
+            state.by_seq = dict(zip(group.seqs, state.sequences))
+            self.builder.states[group] = state
+
+    def _host_tokens(self, batch: Batch) -> np.ndarray:
+        """The newest tokens of rows that were not in the last batch (swapped in); 0 elsewhere."""
+        tokens = np.zeros(len(batch.rows), np.int64)
+        if batch.source is not None:
+            new = np.flatnonzero(batch.source[:batch.num_decodes] < 0)
+            if len(new):
+                self.flush()
+            for row in new:
+                tokens[row] = batch.rows[row].tokens[-1]
+        return tokens
+
+    def _choose(self, batch: Batch, logits: Tensor, iteration: int) -> _Step:
+        """The next token of every row, left in the runner's `token_ids` for the next step."""
+        plan, count = self._plan, len(batch.rows)
+        tokens = self.runner.token_ids[:count]
+        if not plan.all_greedy:
+            stored = batch.context_lens
+            if batch.chunks:
+                stored = np.concatenate([stored, batch.chunks.context_lens[batch.chunks.logits_of]])
+            tokens.copy_(sample(logits, plan, stored - plan.prompt_tokens + iteration))
+        beams = []
+        if plan.has_beams:
+            for rows in batch.groups:
+                if rows.group.is_beam and batch.live[rows.first]:
+                    place = slice(rows.first, rows.first + rows.count)
+                    beams.append((rows, advance_beams(rows.state, logits[place])))
+                    tokens[place] = torch.tensor(beams[-1][1].tokens, device=tokens.device)
+        chosen = logprobs(logits, tokens) if self.with_logprobs else None
+        if self.loaded.device.type == "cpu":
+            return _Step(batch, tokens.clone(), chosen, beams, None)
+        tokens, chosen = _to_host(tokens), None if chosen is None else _to_host(chosen)
+        done = torch.cuda.Event()
+        done.record()
+        return _Step(batch, tokens, chosen, beams, done)
+
+    # After it has run
+
+    def _settle(self, step: _Step, result: StepResult) -> None:
+        """Hand out a step's tokens; note who stopped and which beams moved."""
+        if step.done is not None:
+            step.done.synchronize()
+        batch, eos = step.batch, self.loaded.eos
+        tokens = step.tokens.tolist()
+        values = step.logprobs.tolist() if step.logprobs is not None else None
+        for rows, beam in step.beams:
+            self._settle_beams(rows, beam, result)
+        for rows in batch.groups:
+            if rows.group.is_beam:
+                continue
+            request = rows.state.request
+            for index in range(rows.first, rows.first + rows.count):
+                if not batch.live[index]:
+                    continue
+                row = batch.rows[index]
+                row.tokens.append(tokens[index])
+                if values is not None:
+                    row.logprobs.append(values[index])
+                if len(row.tokens) == request.output_tokens:
+                    self._end(rows.state)
+                elif tokens[index] in eos and not request.sampling.ignore_eos:
+                    row.stopped = True
+                    self._end(rows.state)
+                    result.stopped.append((rows.group, batch.seqs[index]))
+
+    def _settle_beams(self, rows: GroupRows, beam: BeamStep, result: StepResult) -> None:
+        state = rows.state
+        histories = [(row.tokens, row.logprobs) for row in state.sequences]
+        for row, parent, token, value in zip(state.sequences, beam.parents, beam.tokens, beam.logprobs):
+            tokens, values = histories[parent]
+            row.tokens, row.logprobs = [*tokens, token], [*values, value]
+        if len(state.sequences[0].tokens) == state.request.output_tokens:
+            for _ in state.sequences:
+                self._end(state)
+        elif beam.parents != list(range(rows.count)):
+            result.parents[rows.group] = beam.parents
+
+    def _end(self, state: RequestState) -> None:
+        state.num_unfinished -= 1
+        if not state.num_unfinished:
+            self.finished[state.request.request_id] = state
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    """A copy in page-locked memory, filled when the stream gets there."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

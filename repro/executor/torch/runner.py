@@ -1,0 +1,131 @@
+"""The forward pass over a batch: static buffers on the device, and CUDA graphs for steps that only decode.
+
+The newest token of every row stays on the device, where the next step takes it from, so the host can prepare a step while
+the last one runs. Decoding is one function of static buffers; on a GPU it is captured once per bucket of batch size and
+context length, and replayed. What tokens mean and when a request ends is not known here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repro.executor.torch.attention import PagedInputs, attach
+from repro.executor.torch.batch import Batch
+from repro.executor.torch.kv_store import KVStore
+from repro.executor.torch.models import LoadedModel
+
+#: batch sizes for which decoding is captured: matrix products cost the same within such a step
+BATCH_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+SMALLEST_CONTEXT_BUCKET = 256
+
+
+class ModelRunner:
+    """`max_rows` sequences at most; block tables `max_blocks` wide; `graphs` only on a GPU."""
+
+    def __init__(self, loaded: LoadedModel, store: KVStore, block_size: int, max_rows: int, max_blocks: int,
+                 graphs: bool) -> None:
+        device = self.device = loaded.device
+        self.loaded, self.block_size = loaded, block_size
+        self.graphs = graphs and device.type == "cuda"
+        attach(loaded.model, store.caches)
+        self.token_ids = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self._context = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        self._grow = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        self._tables = torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=device)
+        self._workspace = torch.zeros(max_rows * loaded.config.num_heads, dtype=torch.int32, device=device)
+        self._no_chunks = torch.zeros(1, dtype=torch.int32, device=device)
+        self._captured: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._memory = None  # shared by all graphs: they never run at the same time
+
+    def upload(self, array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        if self.device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    def load(self, batch: Batch, host_tokens: np.ndarray) -> None:
+        """Bring a batch into the buffers. `host_tokens` int64 [rows] has the newest token of rows new to the batch."""
+        count = len(batch.rows)
+        if batch.source is not None:
+            source = self.upload(batch.source.astype(np.int64))
+            kept = self.token_ids[source.clamp(min=0)]
+            self.token_ids[:count] = torch.where(source >= 0, kept, self.upload(host_tokens))
+        lengths = np.zeros((2, len(self._context)), np.int32)
+        lengths[0, :batch.num_decodes], lengths[1, :batch.num_decodes] = batch.context_lens, batch.grow
+        lengths = self.upload(lengths)
+        self._context.copy_(lengths[0])
+        self._grow.copy_(lengths[1])
+        self._tables[:count] = self.upload(batch.tables)
+
+    @torch.inference_mode()
+    def decode(self, batch: Batch) -> Tensor:
+        """One token for every row: logits [rows, vocabulary]. The greedy tokens are in `token_ids`, contexts have grown."""
+        count = batch.num_decodes
+        if not self.graphs or count > BATCH_BUCKETS[-1]:
+            return self._decode(count, batch.max_context)
+        bucket = next(size for size in BATCH_BUCKETS if size >= count)
+        context = SMALLEST_CONTEXT_BUCKET
+        while context < batch.max_context:
+            context *= 2
+        if (bucket, context) not in self._captured:
+            self._capture(bucket, context)
+        graph, logits = self._captured[bucket, context]
+        graph.replay()
+        return logits[:count]
+
+    def _decode(self, count: int, max_context: int) -> Tensor:
+        context, tables = self._context[:count], self._tables[:count]
+        positions = (context - 1).clamp(min=0)
+        blocks = tables.gather(1, (positions // self.block_size).long()[:, None])[:, 0].long()
+        slots = torch.where(context > 0, blocks * self.block_size + positions % self.block_size, -1)
+        paged = PagedInputs(slots, tables, context, self._no_chunks, torch.tensor([count, max_context, 0]), self._workspace)
+        logits = self._forward(self.token_ids[:count], positions.long(), paged, 0)
+        self.token_ids[:count] = logits.argmax(-1)
+        context += self._grow[:count]
+        return logits
+
+    @torch.inference_mode()
+    def prefill(self, batch: Batch) -> Tensor:
+        """Decoding rows and chunks of prompts in one pass: logits [rows, vocabulary]."""
+        chunks, count = batch.chunks, batch.num_decodes
+        context = batch.context_lens.astype(np.int64)
+        positions = np.concatenate([context - 1, chunks.positions])
+        own_slots = batch.tables[np.arange(count), (context - 1) // self.block_size].astype(np.int64) * self.block_size \
+            + (context - 1) % self.block_size
+        table_rows = self.upload(np.concatenate([np.arange(count), chunks.rows]))
+        paged = PagedInputs(
+            slots=self.upload(np.concatenate([own_slots, chunks.slots])), block_table=self._tables[table_rows],
+            context_lens=self.upload(np.concatenate([batch.context_lens, chunks.context_lens])),
+            cu_chunks=self.upload(chunks.cu_chunks),
+            sizes=torch.tensor([count, batch.max_context, chunks.longest]),
+            workspace=self._workspace)
+        token_ids = torch.cat([self.token_ids[:count], self.upload(chunks.token_ids)])
+        last = self.upload(np.concatenate([np.arange(count), count + chunks.cu_chunks[1:].astype(np.int64) - 1]))
+        logits = self._forward(token_ids, self.upload(positions), paged, last)
+        if len(chunks.logits_of) > len(chunks.rows):
+            logits = logits[self.upload(np.concatenate([np.arange(count), count + chunks.logits_of]))]
+        self.token_ids[:len(batch.rows)] = logits.argmax(-1)
+        return logits
+
+    def _forward(self, token_ids: Tensor, positions: Tensor, paged: PagedInputs, keep: Tensor | int) -> Tensor:
+        return self.loaded.model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, paged=paged,
+                                 logits_to_keep=keep).logits[0]
+
+    def _capture(self, bucket: int, context: int) -> None:
+        """Record decoding once. Nothing is stored meanwhile: with lengths of 0 every row is padding."""
+        saved = self.token_ids.clone(), self._context.clone()
+        self._context.zero_()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # compiles kernels and sets up libraries, which a capture must not see
+            self._decode(bucket, context)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            logits = self._decode(bucket, context)
+        self._memory = graph.pool()
+        self._captured[bucket, context] = graph, logits
+        self.token_ids.copy_(saved[0])
+        self._context.copy_(saved[1])
