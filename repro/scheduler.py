@@ -47,6 +47,10 @@ class SchedulerConfig:
             raise UserError(f"max_num_seqs = {self.max_num_seqs} must be at least 1")
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < 1:
             raise UserError(f"max_num_batched_tokens = {self.max_num_batched_tokens} must be at least 1, or None")
+        if self.max_num_batched_tokens is not None and self.max_num_seqs > self.max_num_batched_tokens:
+            raise UserError(f"max_num_seqs = {self.max_num_seqs} is more than max_num_batched_tokens = "
+                            f"{self.max_num_batched_tokens}, but each running sequence takes a token of an iteration; lower "
+                            f"the first or raise the second")
 
 
 @dataclass(slots=True)
@@ -83,6 +87,9 @@ class Scheduler:
 
     def __init__(self, manager: KVCacheManager, config: SchedulerConfig = SchedulerConfig(),
                  log: list[Event] | None = None) -> None:
+        if config.batching is Batching.REQUEST and manager.grows:
+            raise UserError("request-level batching computes finished members along, which would go on taking memory; it "
+                            "needs a manager that reserves everything at admission (contiguous), not a paged one")
         self.manager = manager
         self.config = config
         self.iteration = 0
@@ -98,7 +105,7 @@ class Scheduler:
         self._beams: dict[SequenceGroup, None] = {}   # forks share last blocks at any time
         self._finish_at: dict[int, dict[SequenceGroup, None]] = {}
         self._finish_times: list[int] = []            # heap of the keys above
-        self._pending_ops: list[CacheOp] = []         # copies of the last beam step
+        self._pending_ops: list[CacheOp] = []         # copies that belong to the next iteration
 
     # Requests
 
@@ -175,13 +182,16 @@ class Scheduler:
         length limit, by a stop token.
         """
         self.iteration += output.num_iterations
+        ending = self._finish_at.get(self.iteration, ())  # nobody will read what would be copied for these
         for prefill in output.prefills:
-            if len(prefill.group.seqs) > 1:
-                self._fresh[prefill.group] = None
-                self._pending_ops += self.manager.spread_prompt(prefill.group, prefill.num_tokens)
+            group = prefill.group
+            if len(group.seqs) > 1 and group not in ending:
+                self._fresh[group] = None
+                self._copy_later(group, self.manager.spread_prompt(group, prefill.num_tokens))
         for group, indices in (parents or {}).items():
-            self._pending_ops += self.manager.fork(group, indices, group.num_stored(self.iteration - 1))
-            self._record("fork", group, parents=tuple(indices))
+            if group not in ending:
+                self._record("fork", group, parents=tuple(indices))
+                self._copy_later(group, self.manager.fork(group, indices, group.num_stored(self.iteration - 1)))
         ended = [group for group, seq in stopped or () if self._stop(group, seq)]
         ended += self._finish_at.pop(self.iteration, ())
         if self.config.batching is Batching.REQUEST:
@@ -208,11 +218,17 @@ class Scheduler:
                 self._preempt(max(self.running, key=_arrival_order), group, output)
 
     def _append(self, group: SequenceGroup, iteration: int, output: SchedulerOutput) -> None:
+        free = self.manager.num_free_blocks
         copies = self.manager.append_slots(group, group.num_stored(iteration))
         output.cache_ops += copies
-        if self._log is not None:
-            kind, detail = ("copy", {"blocks": len(copies)}) if copies else ("append", {})
-            self._log.append(Event(iteration, kind, group.request.request_id, detail))
+        if self._log is not None and (taken := free - self.manager.num_free_blocks):
+            self._log.append(Event(iteration, "copy" if copies else "append", group.request.request_id, {"blocks": taken}))
+
+    def _copy_later(self, group: SequenceGroup, copies: list[CacheOp]) -> None:
+        """Copies that follow from an iteration that has run are made at the beginning of the next one."""
+        if copies:
+            self._pending_ops += copies
+            self._record("copy", group, blocks=len(copies))
 
     def _preempt(self, victim: SequenceGroup, requester: SequenceGroup, output: SchedulerOutput) -> None:
         mode = self.config.preemption

@@ -198,8 +198,10 @@ class Shadow:
         """Each live token is where its block table says, on the GPU or in swap space."""
         not_spread = {prefill.group for prefill in output.prefills} if not self.manager.shares else ()
         for group in self.scheduler.running:
+            if group in self.done:  # held by its static batch, but read no more
+                continue
             for seq in group.seqs[:1] if group in not_spread else group.seqs:
-                tokens = self.history[seq][:-1] if group in self.done else self.history[seq]
+                tokens = self.history[seq]
                 assert self._read(self.pool.gpu, seq, len(tokens)) == tokens
                 if self.paged:
                     assert len(self.manager.block_table(seq)) == -(-len(tokens) // self.size)
