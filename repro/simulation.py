@@ -15,6 +15,7 @@ from repro.engine import Engine, Observer, Outcome
 from repro.events import Event
 from repro.executor.cost_model import CostModel
 from repro.executor.simulated import SimulatedExecutor
+from repro.memory import PagedKVCacheManager
 from repro.metrics import normalized_latency_s
 from repro.scheduler import Scheduler
 from repro.sequence import Request, SamplingParams
@@ -42,25 +43,31 @@ class Served:
         return normalized_latency_s(self.outcomes)
 
 
-def requests_of(trace: Trace, sampling: SamplingParams) -> Iterator[Request]:
+def requests_of(trace: Trace, sampling: SamplingParams, prefix_id: str | None = None) -> Iterator[Request]:
     lengths = zip(trace.arrival_s.tolist(), trace.prompt_tokens.tolist(), trace.output_tokens.tolist())
     for index, (arrival, prompt, output) in enumerate(lengths):
-        yield Request(index, arrival, prompt, output, sampling)
+        yield Request(index, arrival, prompt, output, sampling, prefix_id)
 
 
 def serve(system: System, deployment: Deployment, trace: Trace, cost_model: CostModel, block_size: int = 16,
           sampling: SamplingParams = SamplingParams(), observers: Iterable[Observer] = (),
-          log: list[Event] | None = None) -> Served:
+          log: list[Event] | None = None, shared_prefix_tokens: int = 0) -> Served:
     """Run a trace to the end of its last request.
 
-    UserError, before any work, if the pool cannot hold one of the requests at its full length.
+    All prompts begin with the same `shared_prefix_tokens` tokens (part of their length). A system that can share stores
+    their full blocks once, before the first request (§4.4); the others compute and hold them for each request.
+
+    UserError if the pool cannot hold one of the requests at its full length.
     """
     block_bytes = block_size * deployment.model.kv_bytes_per_token // deployment.num_gpus
     manager = system.manager(deployment.num_blocks(block_size), block_size, deployment.model.max_model_len,
                              SWAP_SPACE_BYTES // block_bytes)
+    prefix_id = "shared" if shared_prefix_tokens else None
+    if prefix_id and isinstance(manager, PagedKVCacheManager):
+        manager.store_prefix(prefix_id, shared_prefix_tokens)
     engine = Engine(Scheduler(manager, system.scheduler, log), SimulatedExecutor(cost_model), observers=observers)
     with _collector_paused():
-        return Served(engine.run(requests_of(trace, sampling)), engine)
+        return Served(engine.run(requests_of(trace, sampling, prefix_id)), engine)
 
 
 @contextmanager
