@@ -57,7 +57,7 @@ class ModelRunner:
         lengths = self.upload(lengths)
         self._context.copy_(lengths[0])
         self._grow.copy_(lengths[1])
-        self._tables[:count] = self.upload(batch.tables)
+        self._tables[:count, :batch.tables.shape[1]] = self.upload(batch.tables)
 
     @torch.inference_mode()
     def decode(self, batch: Batch) -> Tensor:
