@@ -118,7 +118,8 @@ def _decode_rows(
     out, q, k_cache, v_cache, block_table, context_lens, partial_out, partial_lse, arrivals, scale_log2,
     chunk_len, max_chunks, stride_qb, stride_qh, stride_ob, stride_oh, stride_block, stride_token,
     stride_head, stride_table, table_width, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, MERGE: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, MERGE: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Program (head, chunk, sequence): one query head over one chunk, without tensor cores."""
     head, seq = tl.program_id(0), tl.program_id(2)
@@ -160,7 +161,8 @@ def _decode_rows(
     top = tl.max(highest, axis=0)
     weight = tl.exp2(highest - top)
     total_all = tl.sum(total * weight, axis=0)
-    mean = tl.sum(acc * weight[:, None], axis=0) / tl.where(total_all == 0, 1.0, total_all)
+    total_all = tl.where(total_all == 0, 1.0, total_all)  # an empty context gives zeros
+    mean = tl.sum(acc * weight[:, None], axis=0) / total_all
     lse = tl.full([1], 0.0, tl.float32) + (top + tl.log2(total_all))
     _finish(
         mean[None, :], lse, out, partial_out, partial_lse, arrivals, context_len, chunk_len, max_chunks,
@@ -173,7 +175,8 @@ def _decode_groups(
     out, q, k_cache, v_cache, block_table, context_lens, partial_out, partial_lse, arrivals, scale_log2,
     chunk_len, max_chunks, stride_qb, stride_qh, stride_ob, stride_oh, stride_block, stride_token,
     stride_head, stride_table, table_width, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, MERGE: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, MERGE: tl.constexpr,
+    STAGES: tl.constexpr,
     ROWS: tl.constexpr, SLICES: tl.constexpr,
 ):
     """Program (KV head, chunk, sequence): the head's group of queries over one chunk, on the tensor cores."""
@@ -220,7 +223,8 @@ def _decode_groups(
     top = tl.max(highest, axis=0)
     share = tl.exp2(highest - top[None, :])
     total_all = tl.sum(total * share, axis=0)
-    mean = tl.sum(acc * share[:, :, None], axis=0) / tl.where(total_all == 0, 1.0, total_all)[:, None]
+    total_all = tl.where(total_all == 0, 1.0, total_all)  # padding rows, and an empty context
+    mean = tl.sum(acc * share[:, :, None], axis=0) / total_all[:, None]
     _finish(
         mean, top + tl.log2(total_all), out, partial_out, partial_lse, arrivals, context_len, chunk_len,
         max_chunks, stride_ob, stride_oh, GROUP, ROWS, HEAD_DIM, BLOCK_D, MERGE,

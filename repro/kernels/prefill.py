@@ -94,8 +94,8 @@ def _prefill_kernel(
 
 def paged_prefill_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, context_lens: Tensor,
-    cu_seqlens_q: Tensor, scale: float, max_query_len: int, out: Tensor | None = None, tiles: tuple[int, int, int, int] |
-    None = None,
+    cu_seqlens_q: Tensor, scale: float, max_query_len: int, out: Tensor | None = None,
+    tiles: tuple[int, int, int, int] | None = None,
 ) -> Tensor:
     """Triton's version of `reference.paged_prefill_attention`; `max_query_len` is an upper bound known on the
     host."""

@@ -97,8 +97,8 @@ class PagedInputs:
 
 
 def paged_inputs(
-    lens: Sequence[int], num_heads: int, num_kv_heads: int, head_dim: int, block_size: int,
-    dtype: torch.dtype, permuted: bool = True, seed: int = 0, max_calls: int = 256, cold_bytes: int = COLD_BYTES,
+    lens: Sequence[int], num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, dtype:
+    torch.dtype, permuted: bool = True, seed: int = 0, max_calls: int = 256, cold_bytes: int = COLD_BYTES,
 ) -> list[PagedInputs]:
     """As many disjoint sub-pools of one pool as make `cold_bytes` together; blocks in random (or in linear)
     order."""
