@@ -81,7 +81,10 @@ def execute(run: Run, overrides: Mapping[str, Any]) -> Path:
         )  # it would complain of the cell that was cut short
         raise
     except OSError as error:
-        raise UserError(f"cannot execute {source} into {folder}: {error}") from error
+        raise UserError(
+            f"cannot execute {source} into {folder}: {error}; make that folder writable and free space there, or "
+            "name another one with REPRO_RESULTS_DIR"
+        ) from error
     finally:
         if partial.exists():
             os.replace(partial, executed)

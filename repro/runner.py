@@ -109,13 +109,13 @@ def _compute_together(
             while (waiting or running) and died is None:
                 while waiting and len(running) < workers:
                     task = waiting.pop()
+                    note([*running.values(), task])
                     try:
                         running[pool.submit(_compute_one, task, store)] = task
                     except BrokenProcessPool as error:
                         died = error
                         running[Future()] = task
                         break
-                note(list(running.values()))
                 finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
                 for future in finished:
                     error = future.exception()
@@ -130,6 +130,8 @@ def _compute_together(
                         failures.append(failure)
                         if failure.kind == "folder":
                             waiting.clear()
+                if finished:
+                    note(list(running.values()))
                 progress.show()
             if died is not None:
                 suspects += [(task, died) for task in running.values()]
@@ -174,9 +176,9 @@ def _in_flight_file(store: PointStore) -> Iterator[Callable[[list[Task]], None]]
     path = temporary_name(store.folder / _IN_FLIGHT, ".json")
 
     def note(tasks: list[Task]) -> None:
-        path.write_text(json.dumps([task.label for task in tasks]), encoding="utf-8")
+        write_atomically(path, json.dumps([task.label for task in tasks]).encode(), durable=False)
 
-    write_atomically(path, b"[]")  # also finds a full or read-only folder before any work
+    note([])  # also finds a full or read-only folder before any work
     try:
         yield note
     finally:

@@ -60,7 +60,7 @@ class Sources:
             reached = self.reached(roots)
             parts: dict[str, Any] = {}
             for module, names in reached.items():
-                parts[module] = self._module(module).text(names)
+                parts[module] = self._module(module).text_and_imports(names)[0]
             for path in self._data_files(reached):
                 parts[str(path.relative_to(_PACKAGE))] = sha256_file(path)
             self._digests[roots] = sha256_text(canonical_json(parts))
@@ -82,7 +82,7 @@ class Sources:
             if name in reached.setdefault(module, set()):
                 continue
             reached[module].add(name)
-            todo.extend(found.imports(frozenset({name})))
+            todo.extend(found.text_and_imports(frozenset({name}))[1])
             parent = module.rpartition(".")[0]
             if parent:
                 todo.append((parent, ""))
@@ -99,11 +99,8 @@ class Sources:
         packages = {self.path(module).parent for module in reached}
 
         def package_of(folder: Path) -> Path:
-            return (
-                folder
-                if (folder / "__init__.py").exists() or folder == _PACKAGE
-                else package_of(folder.parent)
-            )
+            is_package = folder == _PACKAGE or (folder / "__init__.py").exists()
+            return folder if is_package else package_of(folder.parent)
 
         return sorted(
             path
@@ -116,7 +113,8 @@ class _Module:
     """One source file, taken apart into what each top-level name is bound by."""
 
     def __init__(self, name: str, path: Path) -> None:
-        self.name, self._is_package = name, path.name == "__init__.py"
+        self._name, self._is_package = name, path.name == "__init__.py"
+        self._reached: dict[frozenset[str], tuple[str, list[tuple[str, str]]]] = {}
         try:
             self._tree = normalised(ast.parse(path.read_text(encoding="utf-8")))
         except SyntaxError as error:
@@ -149,17 +147,17 @@ class _Module:
         for statement in self._tree.body:
             if id(statement) in kept:
                 if isinstance(statement, (ast.Import, ast.ImportFrom)):
-                    used = [alias for alias in statement.names if _alias_name(alias) in seen]
+                    used = [alias for alias in statement.names if _alias_name(alias) in seen | {"*"}]
                     statement = type(statement)(**{**dict(ast.iter_fields(statement)), "names": used})
                 trimmed.append(statement)
         return trimmed
 
-    def text(self, names: frozenset[str]) -> str:
-        return "\n".join(map(ast.unparse, self._statements(names)))
-
-    def imports(self, names: frozenset[str]) -> list[tuple[str, str]]:
-        tree = ast.Module(body=self._statements(names), type_ignores=[])
-        return imports_of(tree, self.name, self._is_package)
+    def text_and_imports(self, names: frozenset[str]) -> tuple[str, list[tuple[str, str]]]:
+        """The source that the given names reach ("" for all of it), and what it imports."""
+        if names not in self._reached:
+            tree = ast.Module(body=self._statements(names), type_ignores=[])
+            self._reached[names] = ast.unparse(tree), imports_of(tree, self._name, self._is_package)
+        return self._reached[names]
 
 
 def imports_of(tree: ast.AST, module: str = "__main__", is_package: bool = False) -> list[tuple[str, str]]:

@@ -24,9 +24,10 @@ from repro.provenance import canonical_json, pretty_json, sha256_text
 Row = dict[str, "str | int | float | bool | None"]
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
     """Write `content` so that `path` is at every moment the old file, the new file or absent.
 
+    Without `durable` this holds when the process is killed, but not when the machine loses its power.
     Raises UserError naming the folder when the disk is full, the folder read-only or in the way.
     """
     temporary = temporary_name(path, ".tmp")
@@ -36,7 +37,8 @@ def write_atomically(path: Path, content: bytes) -> None:
             with open(temporary, "wb") as file:
                 file.write(content)
                 file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)

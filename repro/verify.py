@@ -42,19 +42,18 @@ def problems_of_figure(path: Path) -> list[str]:
     embedded = read_embedded(path)
     stem, scale = embedded.get("experiment"), embedded.get("scale")
     run = experiment.open(stem, scale)
-    folders = next(
-        (
-            folders
-            for folders in map(paths.folders, paths.VARIANTS)
-            if folders.figures == path.resolve().parent
-        ),
-        run.folders,
-    )
+    variants = {paths.folders(variant).figures: variant for variant in paths.VARIANTS}
+    variant = variants.get(path.resolve().parent, scale)
+    folders = paths.folders(variant)
+    # Which parameters a run of one's own had only its manifest knows; all others can be had from the checkout.
+    manifest = folders.of_results(stem) / "manifest.json"
+    source = str(manifest) if variant == "custom" else "this checkout"
+    now = read_json(manifest) if variant == "custom" else run.hashes()
     problems = []
-    for name, now in run.hashes().items():
-        if embedded.get(name) != now:
+    for name in ("parameters_hash", "code_hash"):
+        if embedded.get(name) != now.get(name):
             problems.append(
-                f"{name} is {_short(embedded.get(name))} in the figure and {_short(now)} in this checkout"
+                f"{name} is {_short(embedded.get(name))} in the figure and {_short(now.get(name))} in {source}"
             )
     rows = folders.of_results(stem) / "rows.csv"
     if not rows.is_file():

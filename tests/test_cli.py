@@ -100,6 +100,8 @@ def test_lengths_go_to_a_folder_of_their_own_with_all_figures(
             "tiny/tiny.ipynb",
         )
     ]
+    figures = project.folder / "results" / "custom" / "figures"
+    assert main(["verify", str(figures / "tiny.png")]) == 0  # against its own manifest
     manifest = json.loads((project.folder / "results" / "custom" / "tiny" / "manifest.json").read_text())
     assert manifest["parameters"]["lengths"]["file"] == "pairs.csv" and manifest["parameters"]["seeds"] == [0]
 
@@ -159,26 +161,22 @@ def test_a_function_defined_in_a_notebook_enters_the_key_with_its_source(project
 
 
 def test_ctrl_c_says_how_to_go_on(project: FakeProject) -> None:
-    command = [sys.executable, "-m", "repro", "run", "tiny", "-p", "sleep=0.5"]
+    command = [sys.executable, "-m", "repro", "run", "tiny", "-p", "sleep=2"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     points = project.folder / "results" / "tiny" / "points"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not list(points.glob("[0-9a-f]*.json")):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=30)
+    _, error = process.communicate(timeout=120)
     assert process.returncode == 130
     assert error.endswith(
         "repro: interrupted; finished points are kept, the same command goes on from there\n"
     )
     assert "Traceback" not in error
-    time.sleep(1.2)  # the workers notice that they are alone and end
-    kept = len(list(points.glob("[0-9a-f]*.json")))
-    project.calls()
-    assert 1 <= kept < 6
-    project.open(sleep=0.5).rows()
-    assert len(project.calls()) == 6 - kept
+    assert 1 <= len(list(points.glob("[0-9a-f]*.json"))) < 6
+    assert not list(points.glob(".in-flight*"))  # the kernel ended in good order
 
 
 @pytest.mark.parametrize(

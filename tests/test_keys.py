@@ -265,6 +265,14 @@ def test_edits_change_the_code_hash_only_if_they_can_change_a_result(
     assert (code() != before) is changes
 
 
+def test_a_star_import_counts_whole(package: Path) -> None:
+    study = package / "studies" / "one.py"
+    study.write_text(study.read_text() + "from repro.fonts import *\n")
+    before = code()
+    (package / "fonts.py").write_text("SIZE = 1\n")
+    assert code() != before
+
+
 def test_a_statement_with_a_side_effect_counts(package: Path) -> None:
     before, path = code(), package / "studies" / "one.py"
     path.write_text(path.read_text() + "TABLE = {}\nTABLE['x'] = BINS\n")
