@@ -16,9 +16,10 @@ from repro.errors import UserError
 from repro.provenance import machine
 
 METHOD = (
-    "CUDA-graph replay (launch=graph) or Python launches (launch=eager) between CUDA events, median of 11 replays "
-    "(5 for swaps) after a warm-up; the calls of one replay rotate over sub-pools of at least 320 MB together; physical "
-    "blocks in random order; K and V counted once; outputs checked against float32 (data movers: for equality). "
+    "CUDA-graph replay (launch=graph) or Python launches (launch=eager) between CUDA events, median of 11 "
+    "replays (5 for swaps) after a warm-up; the calls of one replay rotate over sub-pools of at least 320 MB "
+    "together; physical blocks in random order; K and V counted once; outputs checked against float32 (data "
+    "movers: for equality). "
     "copy = device-to-device copy of 4 GiB, bytes read plus written; link = one pinned copy of 1 GiB."
 )
 COLUMNS = (
@@ -36,8 +37,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for kernels.csv and manifest.json")
     parser.add_argument("--only", nargs="+", choices=names, default=list(names), help="only these benchmarks")
     parser.add_argument(
-        "--contender", action="append", default=[], metavar="MODULE:FUNCTION", help="another paged decode
-        kernel to measure in the same run",
+        "--contender", action="append", default=[], metavar="MODULE:FUNCTION",
+        help="another paged decode kernel to measure in the same run",
     )
     parser.add_argument("--commit", help="the code's commit, where git cannot tell it")
     options = parser.parse_args()

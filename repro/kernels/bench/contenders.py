@@ -77,7 +77,8 @@ def plug_in(name: str) -> Contender:
         attend = getattr(import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
-            f"contender {name!r} cannot be imported ({error}); name one as MODULE:FUNCTION and install what it needs"
+            f"contender {name!r} cannot be imported ({error}); "
+            "name one as MODULE:FUNCTION and install what it needs"
         ) from error
 
     def bind(x: PagedInputs) -> Call:
