@@ -51,10 +51,9 @@ def problems_of_figure(path: Path) -> list[str]:
     now = read_json(manifest) if variant == "custom" else run.hashes()
     problems = []
     for name in ("parameters_hash", "code_hash"):
-        if embedded.get(name) != now.get(name):
-            problems.append(
-                f"{name} is {_short(embedded.get(name))} in the figure and {_short(now.get(name))} in {source}"
-            )
+        theirs, ours = embedded.get(name), now.get(name)
+        if theirs != ours:
+            problems.append(f"{name} is {_short(theirs)} in the figure and {_short(ours)} in {source}")
     rows = folders.of_results(stem) / "rows.csv"
     if not rows.is_file():
         problems.append(

@@ -120,13 +120,13 @@ def test_figures_have_equal_bytes_and_give_back_what_they_carry(file_format: str
 
 def test_figures_do_not_depend_on_time_zone_locale_or_hash_seed() -> None:
     program = (
-        "import sys, hashlib; sys.path.insert(0, %r); from test_provenance import figure;"
+        "import sys, hashlib; sys.path.insert(0, sys.argv[1]); from test_provenance import figure;"
         "from repro.provenance import figure_bytes as b;"
         "print(*(hashlib.sha256(b(figure(), f, dict(a=1))).hexdigest() for f in ('png', 'svg')))"
-    ) % str(Path(__file__).parent)
+    )
     outputs = {
         subprocess.run(
-            [sys.executable, "-c", program],
+            [sys.executable, "-c", program, str(Path(__file__).parent)],
             capture_output=True,
             text=True,
             check=True,
