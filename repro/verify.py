@@ -45,7 +45,7 @@ def problems_of_figure(path: Path) -> list[str]:
     variants = {paths.folders(variant).figures: variant for variant in paths.VARIANTS}
     variant = variants.get(path.resolve().parent, scale)
     folders = paths.folders(variant)
-    # Which parameters a run of one's own had only its manifest knows; all others can be had from the checkout.
+    # Only its manifest knows the parameters of a run of one's own; all others come from the checkout.
     manifest = folders.of_results(stem) / "manifest.json"
     source = str(manifest) if variant == "custom" else "this checkout"
     now = read_json(manifest) if variant == "custom" else run.hashes()
