@@ -90,20 +90,27 @@ def points(params: Params) -> list[Point]:
     for panel in params.panels:
         model, workload = panel.split("/")
         for name in params.systems:
-            shared = {"panel": panel, "system": _system(name, model, workload),
-                      "duration_s": min(params.max_seconds, trace_seconds(model)), "lengths": params.lengths}
+            shared = {"panel": panel, "system": _system(name, model, workload), "lengths": params.lengths}
             drawn = [rate for rate, _ in paper.points("fig12", panel, name)] if name in paper.figure("fig12")[panel] else \
                 sorted({rate for other in paper.figure("fig12")[panel] for rate, _ in paper.points("fig12", panel, other)})
             runs = [(seed, MAIN) for seed in params.seeds]
             runs += [(seed, assumption) for assumption in ASSUMPTIONS for seed in params.band_seeds
                      if assumption != MAIN and (assumption.startswith("slope:") or name == "vllm")]
-            result += [Point(latency_at, shared | {"rate": rate, "seed": seed, "assumption": assumption},
-                             weight=rate * shared["duration_s"])
-                       for rate in dict.fromkeys(drawn) for seed, assumption in runs]
+            result += [Point(latency_at, shared | {"rate": rate, "duration_s": seconds, "seed": seed, "assumption": assumption},
+                             weight=rate * seconds)
+                       for rate in dict.fromkeys(drawn) for seed, assumption in runs
+                       if (seconds := _seconds(params, model, rate))]
             if params.crossings:
-                result += [Point(crossing_of, shared | {"start": max(drawn), "seed": seed, "precision": params.precision},
-                                 weight=7 * max(drawn) * shared["duration_s"]) for seed in params.seeds]
+                seconds = _seconds(params, model, max(drawn))
+                result += [Point(crossing_of, shared | {"start": max(drawn), "duration_s": seconds, "seed": seed,
+                                                        "precision": params.precision}, weight=7 * max(drawn) * seconds)
+                           for seed in params.seeds]
     return result
+
+
+def _seconds(params: Params, model: str, rate: float) -> float:
+    """How long a trace is: the paper's length, or for a quick look less, but never so short that few requests come."""
+    return min(trace_seconds(model), max(params.max_seconds, 20 / rate))
 
 
 def _system(name: str, model: str, workload: str) -> System:
