@@ -9,9 +9,11 @@ import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from repro.config import GIB, Deployment
 from repro.engine import Engine, Observer, Outcome
+from repro.errors import UserError
 from repro.events import Event
 from repro.executor.cost_model import CostModel
 from repro.executor.simulated import SimulatedExecutor
@@ -21,6 +23,9 @@ from repro.scheduler import Scheduler
 from repro.sequence import Request, SamplingParams
 from repro.systems import System
 from repro.workloads import Trace
+
+if TYPE_CHECKING:
+    from repro.beams import ParentChoices
 
 #: CPU memory for swapped groups, per GPU (the authors' setting)
 SWAP_SPACE_BYTES = 20 * GIB
@@ -51,21 +56,24 @@ def requests_of(trace: Trace, sampling: SamplingParams, prefix_id: str | None = 
 
 def serve(system: System, deployment: Deployment, trace: Trace, cost_model: CostModel, block_size: int = 16,
           sampling: SamplingParams = SamplingParams(), observers: Iterable[Observer] = (),
-          log: list[Event] | None = None, shared_prefix_tokens: int = 0) -> Served:
+          log: list[Event] | None = None, shared_prefix_tokens: int = 0, beams: ParentChoices | None = None) -> Served:
     """Run a trace to the end of its last request.
 
     All prompts begin with the same `shared_prefix_tokens` tokens (part of their length). A system that can share stores
-    their full blocks once, before the first request (§4.4); the others compute and hold them for each request.
+    their full blocks once, before the first request (§4.4); the others compute and hold them for each request. Beam search
+    needs `beams`, which says where they continue.
 
-    UserError if the pool cannot hold one of the requests at its full length.
+    UserError if the pool cannot hold one of the requests at its full length, or beam search comes without `beams`.
     """
+    if sampling.use_beam_search and beams is None:
+        raise UserError("a simulated beam search must be told which beams survive; give it repro.beams.recording(...)")
     block_bytes = block_size * deployment.model.kv_bytes_per_token // deployment.num_gpus
     manager = system.manager(deployment.num_blocks(block_size), block_size, deployment.model.max_model_len,
                              SWAP_SPACE_BYTES // block_bytes)
     prefix_id = "shared" if shared_prefix_tokens else None
     if prefix_id and isinstance(manager, PagedKVCacheManager):
         manager.store_prefix(prefix_id, shared_prefix_tokens)
-    engine = Engine(Scheduler(manager, system.scheduler, log), SimulatedExecutor(cost_model), observers=observers)
+    engine = Engine(Scheduler(manager, system.scheduler, log), SimulatedExecutor(cost_model, beams), observers=observers)
     with _collector_paused():
         return Served(engine.run(requests_of(trace, sampling, prefix_id)), engine)
 

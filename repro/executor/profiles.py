@@ -33,12 +33,13 @@ def context_splits() -> tuple[str, ...]:
 
 def cost_model(profile: str, deployment: Deployment, block_size: int = 16, *, anchor: str | None = None,
                split: str = "sequence", prefill_efficiency: float | None = None,
-               anchor_ms: float | None = None) -> CostModel:
+               anchor_ms: float | None = None, per_request_ms: float = 0.0) -> CostModel:
     """The cost model of a deployment under a named profile.
 
     `anchor` names a panel of Fig. 12, such as "opt-13b/sharegpt", whose anchor is added to the fixed cost (`anchor_ms` gives its
-    value directly); `split` and `prefill_efficiency` (share of the datasheet's matrix rate) change the two assumptions. All four
-    only mean something for "a100-2023". UserError for unknown names and impossible values.
+    value directly); `split` and `prefill_efficiency` (share of the datasheet's matrix rate) change the two assumptions.
+    `per_request_ms` moves as much of the cost of a sequence to its request, which matters where requests have several sequences.
+    All five only mean something for "a100-2023". UserError for unknown names and impossible values.
     """
     if profile not in PROFILES:
         raise UserError(f"unknown cost profile {profile!r}; known: {', '.join(PROFILES)}")
@@ -60,8 +61,11 @@ def cost_model(profile: str, deployment: Deployment, block_size: int = 16, *, an
         anchor_ms = 0.0 if anchor is None else lookup("split", lookup("anchor", data["anchors_ms"], anchor), split)
     per_token_ms = min(lookup("split", data["context_splits"], split) * 1e3 * context_s,
                        decode["per_seq_ms"] / decode["context_tokens"])
+    per_seq_ms = max(0.0, decode["per_seq_ms"] - per_token_ms * decode["context_tokens"])
+    if not 0 <= per_request_ms <= per_seq_ms:
+        raise UserError(f"per_request_ms = {per_request_ms} must be from 0 to the {per_seq_ms:.4f} ms of a sequence")
     layers = model.num_layers / MODELS[decode["model"]].num_layers
     return CostModel("a100-2023", (decode["fixed_ms"] * layers + anchor_ms) / 1e3,
-                     max(0.0, decode["per_seq_ms"] - per_token_ms * decode["context_tokens"]) / 1e3, 0.0, per_token_ms / 1e3,
+                     (per_seq_ms - per_request_ms) / 1e3, per_request_ms / 1e3, per_token_ms / 1e3,
                      model.flops_per_token / (flops_per_s * efficiency), weight_read_s,
                      2 * block_bytes / device.bytes_per_s, block_bytes / (data["link_gb_per_s"] * GB))

@@ -5,17 +5,26 @@ from __future__ import annotations
 import math
 import sys
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from repro.executor.cost_model import CostModel
 from repro.executor.interface import Executor, StepResult
 from repro.scheduler import SchedulerOutput
+from repro.sequence import SequenceGroup
+
+if TYPE_CHECKING:
+    from repro.beams import ParentChoices
 
 
 class SimulatedExecutor(Executor):
-    """Virtual time from a cost model. Outputs have exactly the lengths of the trace."""
+    """Virtual time from a cost model. Outputs have exactly the lengths of the trace.
 
-    def __init__(self, cost_model: CostModel) -> None:
+    Which beams survive is no matter of time: `beams` says it (see repro.beams). Without it every beam continues itself.
+    """
+
+    def __init__(self, cost_model: CostModel, beams: ParentChoices | None = None) -> None:
         self.cost_model = cost_model
+        self.beams = beams
 
     def lookahead(self, output: SchedulerOutput, now_s: float, until_s: float) -> int:
         if math.isinf(until_s):
@@ -27,4 +36,13 @@ class SimulatedExecutor(Executor):
         raise AssertionError("step_times never ends")
 
     def execute(self, output: SchedulerOutput) -> StepResult:
-        return StepResult(list(islice(self.cost_model.step_times(output), output.num_iterations)))
+        durations = list(islice(self.cost_model.step_times(output), output.num_iterations))
+        parents: dict[SequenceGroup, list[int]] = {}
+        for group in output.decodes if self.beams is not None else ():
+            if group.is_beam:
+                # The prompt's iteration gave the first token; decoding steps are counted from there.
+                step = group.num_generated(output.iteration) - 1
+                chosen = self.beams.parents(group.request.request_id, len(group.seqs), step)
+                if chosen is not None:
+                    parents[group] = chosen
+        return StepResult(durations, parents)

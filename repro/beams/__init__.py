@@ -1,0 +1,121 @@
+"""Which beams survive a step of beam search (§4.4): recorded from a real model, replayed in simulations.
+
+A simulated beam search needs to know, for every step, which beam each beam continues; that decides what is shared and what is
+copied. `recording()` is what a real model chose (made by `repro.beams.record`). `Turnover` is a made-up stand-in with one
+parameter, to show how much hangs on those choices; no result rests on it. Lengths, blocks and token values are not known here.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from repro.errors import UserError
+
+WIDTHS = (2, 4, 6)  # the paper's beam widths
+FORMAT = "beam-parents-1"
+FILE = "parents.json"
+
+
+class ParentChoices(Protocol):
+    """Where a simulation gets its beams' parents from."""
+
+    def parents(self, request_id: int, width: int, step: int) -> list[int] | None:
+        """The beam that each beam continues after decoding step `step` (0 is the first one); None if each its own.
+
+        Survivors keep their places: parents[p] == p for every p in the list.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Parent choices of a real model for prompts of one kind: width -> one text for each prompt, one digit for each
+    beam and step. UserError where that cannot be.
+
+    A request replays the prompt that its number selects. An output longer than the recording repeats its later half: that is
+    what steady search looks like, while the first steps have just left the prompt.
+    """
+
+    kind: str
+    texts: dict[int, list[str]]
+    manifest: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        for width in self.texts:
+            for steps in self._steps[width]:
+                for parents in steps:
+                    if parents is not None and any(parent >= width or parents[parent] != parent for parent in parents):
+                        raise UserError(f"beam recording, {self.kind}, width {width}: {parents} moves a beam that survives")
+
+    @cached_property
+    def _steps(self) -> dict[int, list[list[list[int] | None]]]:
+        return {width: [_parse(text, width) for text in texts] for width, texts in self.texts.items()}
+
+    def parents(self, request_id: int, width: int, step: int) -> list[int] | None:
+        if width not in self._steps:
+            raise UserError(f"no recording of {width} beams; recorded: {', '.join(map(str, self._steps))}")
+        prompts = self._steps[width]
+        # A multiplicative hash: neighbours in a trace replay different prompts, each prompt equally often.
+        steps = prompts[request_id * 2654435761 % 2**32 % len(prompts)]
+        if step >= len(steps):
+            half = len(steps) // 2
+            step = half + (step - half) % (len(steps) - half)
+        return steps[step]
+
+    def replaced_share(self, width: int) -> float:
+        """Mean share of a step's beams that end and are replaced by a continuation of another one."""
+        steps = [parents for prompt in self._steps[width] for parents in prompt]
+        moved = sum(child != parent for parents in steps if parents is not None for child, parent in enumerate(parents))
+        return moved / (len(steps) * width)
+
+
+def _parse(text: str, width: int) -> list[list[int] | None]:
+    if not text or len(text) % width or not text.isdecimal():
+        raise UserError(f"beam recording: {len(text)} characters are no steps of {width} digits")
+    unmoved = list(range(width))
+    steps = [[int(digit) for digit in text[start:start + width]] for start in range(0, len(text), width)]
+    return [None if parents == unmoved else parents for parents in steps]
+
+
+def recording(kind: str, path: str | Path | None = None) -> Recording:
+    """The recording of a kind of prompt ("instruction" or "chat") from a file; by default the package's own.
+
+    UserError if there is none, or it cannot be read.
+    """
+    path = Path(__file__).with_name(FILE) if path is None else Path(path)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError(f"format {content['format']!r} is not {FORMAT!r}")
+        texts = {int(width): texts for width, texts in content["parents"][kind].items()}
+        return Recording(kind, texts, content["manifest"])
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} holds no recording of the beams of {kind!r} prompts ({error!r}); make one with "
+                        f"`python -m repro.beams.record`") from error
+
+
+@dataclass(frozen=True)
+class Turnover:
+    """A stand-in for a model, to show sensitivity only: after each step every beam but the best (number 0) ends with
+    probability `share` and is replaced by a continuation of one that lives, chosen evenly."""
+
+    share: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise UserError(f"turnover = {self.share}: the share of beams replaced at a step is from 0 to 1")
+
+    def parents(self, request_id: int, width: int, step: int) -> list[int] | None:
+        chance = random.Random(request_id * 1_000_003 + step * 31 + width)
+        lives = [beam == 0 or chance.random() >= self.share for beam in range(width)]
+        if all(lives):
+            return None
+        survivors = [beam for beam in range(width) if lives[beam]]
+        return [beam if lives[beam] else chance.choice(survivors) for beam in range(width)]
