@@ -251,18 +251,20 @@ def plan_decode(
 ) -> DecodePlan:
     """A plan for num_rows (sequence, KV head) pairs; the constants are measured (docs/performance.md).
 
-    Chunks shrink until 2.5 programs a multiprocessor run at once, but not below 256 positions, where merging
-    costs more than it gains; beyond 1024 ragged batches balance badly. Few programs need many warps each to
-    keep enough loads in flight; many programs keep that up alone, and fewer warps then cost less to merge,
-    unless a long chunk pays for it."""
+    Up to 2.5 programs a multiprocessor, chunks shrink to fill the GPU, but not below 256 positions, where
+    merging costs more than it gains. Beyond, whole contexts would do, but for the balance of ragged batches.
+    Few programs need many warps each to keep enough loads in flight; many programs keep that up alone, and
+    fewer warps cost less to merge, unless a long chunk pays for it."""
     full = 5 * num_multiprocessors // 2
-    chunk = min(1024, max(256, triton.next_power_of_2(triton.cdiv(max_context_len * num_rows, full))))
+    chunk = 1024
+    if num_rows <= full:
+        chunk = max(256, triton.next_power_of_2(triton.cdiv(max_context_len * num_rows, full)))
     num_programs = num_rows * triton.cdiv(max_context_len, chunk)
     longest = min(chunk, max_context_len)
     if num_programs <= num_multiprocessors:
         num_warps = 4
     elif num_programs <= full:
-        num_warps = 2
+        num_warps = 2 if longest > 64 else 1
     else:
         num_warps = 1 if longest <= 256 else 2 if longest <= 512 else 4
     if dtype == torch.float32:
