@@ -1,4 +1,4 @@
-"""Replays a scheduler's event log and checks every decision in it against the rules, knowing nothing but the requests."""
+"""Replays a scheduler's event log and checks each decision, knowing only the requests and the rules."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from repro.scheduler import Batching, PreemptionMode, SchedulerConfig
 from repro.sequence import Request
 
 
-def check_log(events: Items[Event], requests: Items[Request], config: SchedulerConfig, exact_lengths: bool = True) -> None:
-    """`exact_lengths`: no sequence stopped early, so that every request must run exactly as long as the trace says."""
+def check_log(
+    events: Items[Event], requests: Items[Request], config: SchedulerConfig, exact_lengths: bool = True
+) -> None:
+    """`exact_lengths`: nothing stopped early, so every request must run exactly as long as the trace says."""
     by_id = {request.request_id: request for request in requests}
     order = {request.request_id: (request.arrival_s, request.request_id) for request in requests}
     state: dict[int, str] = {}
-    entered: dict[int, int] = {}                           # iteration in which a running request entered
+    entered: dict[int, int] = {}  # iteration in which a running request entered
     generated = dict.fromkeys(by_id, 0)
     now, phase, preempting = -1, 0, -1
     phases = {"append": 0, "preempt": 0, "resume": 1, "admit": 2}
@@ -40,7 +42,9 @@ def check_log(events: Items[Event], requests: Items[Request], config: SchedulerC
             assert not those("swapped"), "a swapped request was passed over by a waiting one"
             assert order[number] == min(order[other] for other in those("waiting")), "somebody was overtaken"
             if config.batching is Batching.REQUEST:
-                assert all(entered[other] == now for other in those("running")), "joined a batch that was under way"
+                assert all(entered[other] == now for other in those("running")), (
+                    "joined a batch that was under way"
+                )
             state[number], entered[number] = "running", now
         elif kind == "resume":
             assert state[number] == "swapped" and now != preempting
@@ -50,9 +54,12 @@ def check_log(events: Items[Event], requests: Items[Request], config: SchedulerC
             preempting = now
             running = those("running")
             assert detail["requester"] in running
-            assert order[number] == max(order[other] for other in running), "the victim is not the latest arrival"
+            assert order[number] == max(order[other] for other in running), (
+                "the victim is not the latest arrival"
+            )
             may_swap = config.preemption is PreemptionMode.SWAP or (
-                config.preemption is PreemptionMode.BY_GROUP and request.sampling.n > 1)
+                config.preemption is PreemptionMode.BY_GROUP and request.sampling.n > 1
+            )
             assert detail["mode"] == "recompute" or may_swap
             generated[number] += now - entered.pop(number)
             if detail["mode"] == "recompute":

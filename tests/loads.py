@@ -1,4 +1,4 @@
-"""Random runs for the tests of scheduler and memory: requests that get into each other's way in pools of few blocks."""
+"""Random runs for the tests of scheduler and memory: requests in each other's way in pools of few blocks."""
 
 from __future__ import annotations
 
@@ -43,12 +43,14 @@ class Load:
         max_num_seqs = 256 if self.spare_seqs is None else width + self.spare_seqs
         max_tokens = None
         if self.spare_tokens is not None:
-            max_tokens = max(max_num_seqs, *(request.prompt_tokens for request in self.requests)) + self.spare_tokens
+            max_tokens = (
+                max(max_num_seqs, *(request.prompt_tokens for request in self.requests)) + self.spare_tokens
+            )
         return SchedulerConfig(batching, preemption, max_num_seqs, max_tokens)
 
     def scheduler(self, build: Build, config: SchedulerConfig, log: list[Event] | None = None) -> Scheduler:
-        """With the smallest pool that takes every request alone, plus some spare blocks where sequences grow, else some spare
-        halves of that pool; stores no prefixes yet."""
+        """With the smallest pool that takes every request alone, plus some spare blocks where sequences grow,
+        else some spare halves of that pool; stores no prefixes yet."""
         num_blocks = 1
         while not self.takes_all(build, num_blocks, config):
             num_blocks += 1
@@ -73,14 +75,17 @@ def paged(load: Load, num_blocks: int) -> KVCacheManager:
 
 def contiguous(reservation: Reservation) -> Build:
     def build(load: Load, num_blocks: int) -> KVCacheManager:
-        return ContiguousKVCacheManager(num_blocks, load.block_size, reservation=reservation, max_model_len=MAX_MODEL_LEN)
+        return ContiguousKVCacheManager(
+            num_blocks, load.block_size, reservation=reservation, max_model_len=MAX_MODEL_LEN
+        )
+
     return build
 
 
 @st.composite
 def loads(draw: st.DrawFn, decoding: str) -> Load:
-    """How scarce memory is and in which blocks is drawn, so that it shrinks; the requests come from a seed, because
-    hypothesis on its own tries mostly short lists of small ones, which never get into each other's way."""
+    """How scarce memory is and in which blocks is drawn, so that it shrinks; the requests come from a seed,
+    because hypothesis on its own tries mostly short lists of small ones, which never meet."""
     seed = draw(st.integers(0, 2**32))
     rng = random.Random(seed)
     longest_prompt, longest_output = rng.choice(((4, 40), (24, 12), (24, 40)))
@@ -91,9 +96,27 @@ def loads(draw: st.DrawFn, decoding: str) -> Load:
         width = 1 if kind == "single" else rng.randint(2, 4)
         prefix_id = rng.choice((None, "short", "long")) if decoding == "prefix" else None
         output = rng.choice((1, 2, longest_output, rng.randint(1, longest_output)))
-        requests.append(Request(number, float(arrival), rng.randint(1, longest_prompt), output,
-                                SamplingParams(n=width, use_beam_search=kind == "beam"), prefix_id))
+        requests.append(
+            Request(
+                number,
+                float(arrival),
+                rng.randint(1, longest_prompt),
+                output,
+                SamplingParams(n=width, use_beam_search=kind == "beam"),
+                prefix_id,
+            )
+        )
     prefixes = {"short": rng.randint(0, 6), "long": rng.randint(7, 20)} if decoding == "prefix" else {}
-    return Load(tuple(requests), draw(st.sampled_from((4, 1, 2, 16))), draw(st.integers(0, 6)),
-                rng.choice((200, 20, 3, 0)), rng.choice((0.0, 0.01, 0.2)), prefixes, rng.choice((None, 0, 3)),
-                rng.choice((None, 0, 10)), seed, rng.choice((0.0, 0.02)), rng.choice((1, 4, 1000)))
+    return Load(
+        tuple(requests),
+        draw(st.sampled_from((4, 1, 2, 16))),
+        draw(st.integers(0, 6)),
+        rng.choice((200, 20, 3, 0)),
+        rng.choice((0.0, 0.01, 0.2)),
+        prefixes,
+        rng.choice((None, 0, 3)),
+        rng.choice((None, 0, 10)),
+        seed,
+        rng.choice((0.0, 0.02)),
+        rng.choice((1, 4, 1000)),
+    )

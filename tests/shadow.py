@@ -1,9 +1,10 @@
 """The shadow store: a K/V pool that holds token ids instead of keys and values.
 
-It runs the real scheduler on real managers, "writes" every token's id into the slot that the block tables name, applies
-every CacheOp in the order issued, and after every iteration looks whether each live token is where its table says.
-What a sequence ought to contain is known from its own history alone, which beams, swaps and recomputations cannot
-disturb. Free blocks are wiped after every step, so that data read after its block was freed is never right by luck.
+It runs the real scheduler on real managers, "writes" every token's id into the slot that the block tables
+name, applies every CacheOp in the order issued, and after every iteration looks whether each live token is
+where its table says. What a sequence ought to contain is known from its own history alone, which swaps and
+recomputations cannot disturb. Free blocks are wiped after every step, so that data read after its block was
+freed is never right by luck.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class TokenPool:
 class Shadow:
     """Drives `scheduler` as an engine and an executor would, and checks it at every step.
 
-    Beams get random parents, sequences stop early with probability `stop_rate`, and up to `lookahead` iterations are advanced
-    together. `seen` counts what happened, so that a test can tell whether it has tested anything. Arrival times are in
-    iterations; idle time is skipped.
+    Beams get random parents, sequences stop early with probability `stop_rate`, and up to `lookahead`
+    iterations are advanced together. `seen` counts what happened, so that a test can tell whether it has
+    tested anything. Arrival times are in iterations; idle time is skipped.
     """
 
     def __init__(self, scheduler: Scheduler, seed: int, stop_rate: float = 0.0, lookahead: int = 1) -> None:
@@ -53,8 +54,10 @@ class Shadow:
         self.stop_rate, self.lookahead = stop_rate, lookahead
         self.seen: Counter[str] = Counter()
         self.history: dict[Sequence, list[int]] = {}
-        self.emitted: dict[SequenceGroup, int] = {}  # tokens that each live sequence of an unfinished group has generated
-        self.done: set[SequenceGroup] = set()        # finished, but held until their static batch returns
+        self.emitted: dict[
+            SequenceGroup, int
+        ] = {}  # tokens that each live sequence of an unfinished group has generated
+        self.done: set[SequenceGroup] = set()  # finished, but held until their static batch returns
         self.max_swapped_blocks = 0
         self._ids = itertools.count()
         self._prefixes: dict[str, list[int]] = {}
@@ -66,12 +69,12 @@ class Shadow:
         self._prefixes[prefix_id] = tokens = self._new_tokens(num_tokens)
         self.manager.store_prefix(prefix_id, num_tokens)
         for index, block in enumerate(self.manager.prefix_blocks(prefix_id)):
-            self.pool.gpu[block] = tokens[index * self.size:(index + 1) * self.size]
+            self.pool.gpu[block] = tokens[index * self.size : (index + 1) * self.size]
             self._prefix_blocks.add(block)
 
     def add(self, request: Request) -> SequenceGroup:
         group = self.scheduler.add(request)
-        prompt = self._prefixes.get(request.prefix_id, [])[:request.prompt_tokens]
+        prompt = self._prefixes.get(request.prefix_id, [])[: request.prompt_tokens]
         prompt = prompt + self._new_tokens(request.prompt_tokens - len(prompt))
         for seq in group.seqs:
             self.history[seq] = list(prompt)
@@ -86,7 +89,7 @@ class Shadow:
     def run(self, requests: Items[Request]) -> Counter[str]:
         """Everything to the end. Fails if it takes longer than any schedule that makes progress could."""
         upcoming = deque(requests)
-        # Every iteration lets somebody advance, and what one loses to recomputation it lost at most once per other request.
+        # Every iteration lets somebody advance; recomputation loses no tokens, only iterations.
         bound = (1 + len(requests)) * (sum(request.output_tokens + 1 for request in requests) + 1)
         now, worked = 0, 0
         while upcoming or self.scheduler.has_work:
@@ -118,10 +121,15 @@ class Shadow:
         running = [group for group in self.scheduler.running if group not in self.done]
         parents = self._choose_parents(running)
         self._emit(running)
-        stopped = [(group, seq) for group in running for seq in group.seqs if self.random.random() < self.stop_rate]
+        stopped = [
+            (group, seq) for group in running for seq in group.seqs if self.random.random() < self.stop_rate
+        ]
         stops = Counter(group for group, _ in stopped)
-        self.done.update(group for group in running if stops[group] == len(group.seqs)
-                         or self.emitted[group] == group.request.output_tokens)
+        self.done.update(
+            group
+            for group in running
+            if stops[group] == len(group.seqs) or self.emitted[group] == group.request.output_tokens
+        )
         self.seen["stop"] += len(stopped)
         held = set(self.scheduler.running)
         self._check_ended(held, self.scheduler.update(output, parents, stopped))
@@ -143,7 +151,9 @@ class Shadow:
                     tokens = self.history[seq]
                     block = self._write(seq, len(tokens) - 1)
                     if self.paged:
-                        assert self.manager.gpu.ref_counts[block] == 1, "a shared block is written to without a copy"
+                        assert self.manager.gpu.ref_counts[block] == 1, (
+                            "a shared block is written to without a copy"
+                        )
         self._written.clear()
         for prefill in output.prefills:
             group = prefill.group
@@ -152,7 +162,7 @@ class Shadow:
             assert prefill.num_cached == self._cached_tokens(group.request)
             self.seen["cached"] += prefill.num_cached
             self.seen["recompute"] += self.emitted[group] > 0
-            # Contiguous sequences have nothing in common: the first one computes the prompt and spread_prompt copies it.
+            # Contiguous sequences share nothing: the first computes the prompt, and spread_prompt copies it.
             for seq in group.seqs if self.manager.shares else group.seqs[:1]:
                 for position in range(prefill.num_cached, num_tokens):
                     self._write(seq, position)
@@ -168,12 +178,12 @@ class Shadow:
         return block
 
     def _cached_tokens(self, request: Request) -> int:
-        """Whole blocks of the stored prefix, but never the entire prompt: its last token's output is needed."""
+        """Whole blocks of the stored prefix, never the entire prompt: its last token's output is needed."""
         stored = len(self._prefixes.get(request.prefix_id, ()))
         return min(stored // self.size, (request.prompt_tokens - 1) // self.size) * self.size
 
     def _choose_parents(self, running: list[SequenceGroup]) -> dict[SequenceGroup, list[int]]:
-        """A random beam step: any non-empty set of beams survives in place, the others continue one of them."""
+        """A random beam step: any non-empty set of beams survives in place, the others continue these."""
         choices = {}
         for group in running:
             if group.is_beam and self.random.random() < 0.8:
@@ -213,12 +223,14 @@ class Shadow:
                 assert self._read(self.pool.cpu, seq, len(tokens), cached) == tokens[cached:]
         for prefix_id, tokens in self._prefixes.items():
             blocks = self.manager.prefix_blocks(prefix_id)
-            assert [token for block in blocks for token in self.pool.gpu[block]] == tokens[:len(blocks) * self.size]
+            assert [token for block in blocks for token in self.pool.gpu[block]] == tokens[
+                : len(blocks) * self.size
+            ]
 
     def _read(self, pool: list[list[int]], seq: Sequence, stop: int, start: int = 0) -> list[int]:
         """The tokens of a sequence from position `start`, a multiple of the block size, up to `stop`."""
-        table = self.manager.block_table(seq)[start // self.size:-(-stop // self.size)]
-        return [token for block in table for token in pool[block]][:stop - start]
+        table = self.manager.block_table(seq)[start // self.size : -(-stop // self.size)]
+        return [token for block in table for token in pool[block]][: stop - start]
 
     def _check_accounts(self, output: SchedulerOutput) -> None:
         """The scheduler's running totals against a recount."""
@@ -231,11 +243,17 @@ class Shadow:
                 assert group.num_generated(output.iteration) == self.emitted[group]
         for group in itertools.chain(scheduler.waiting, scheduler.swapped):
             assert group.num_generated(output.iteration) == self.emitted[group]
-        if not self.done:  # finished members of a static batch are computed along; their length means nothing
-            assert output.context_tokens == sum(len(self.history[seq]) for group in output.decodes for seq in group.seqs)
-        assert scheduler.num_seqs == sum(len(group.seqs) for group in scheduler.running) <= config.max_num_seqs
+        if not self.done:  # a static batch computes finished members along; their length means nothing
+            assert output.context_tokens == sum(
+                len(self.history[seq]) for group in output.decodes for seq in group.seqs
+            )
+        assert (
+            scheduler.num_seqs == sum(len(group.seqs) for group in scheduler.running) <= config.max_num_seqs
+        )
         if config.max_num_batched_tokens is not None:
-            alone = len(started) == 1 and started[0].num_preemptions  # one that outgrew the cap must be able to return
+            alone = (
+                len(started) == 1 and started[0].num_preemptions
+            )  # one that outgrew the cap must be able to return
             num_tokens = output.num_decode_seqs + output.num_prefill_tokens
             assert num_tokens <= config.max_num_batched_tokens or alone
         if started and self.paged:
@@ -264,7 +282,9 @@ class Shadow:
         assert all(group.status is Status.RUNNING for group in scheduler.running)
         assert all(group.status is Status.SWAPPED for group in scheduler.swapped)
         assert all(group.status is Status.WAITING for group in scheduler.waiting)
-        resident = [seq for group in itertools.chain(scheduler.running, scheduler.swapped) for seq in group.seqs]
+        resident = [
+            seq for group in itertools.chain(scheduler.running, scheduler.swapped) for seq in group.seqs
+        ]
         assert set(manager._tables) == set(resident)
         if self.paged:
             # A table is on the GPU, except for what of a swapped group's lies behind the stored prefix.
@@ -274,7 +294,10 @@ class Shadow:
                 prefix = self._cached_tokens(group.request) // self.size
                 on_gpu += [(group, block) for block in self._blocks(group, 0, prefix)]
                 on_cpu += [(group, block) for block in self._blocks(group, prefix, None)]
-            for places in (on_gpu, on_cpu):  # a stored prefix is the one thing that unrelated requests may share
+            for places in (
+                on_gpu,
+                on_cpu,
+            ):  # a stored prefix is the one thing that unrelated requests may share
                 owned = {pair for pair in places if places is on_cpu or pair[1] not in self._prefix_blocks}
                 assert len(owned) == len({block for _, block in owned})
             held = Counter(block for _, block in on_gpu) + Counter(self._prefix_blocks)
@@ -307,5 +330,10 @@ class Shadow:
         scheduler = self.scheduler
         assert not self.emitted and not self.history and not self.done
         assert scheduler.num_seqs == 0 and scheduler._context_base == 0
-        assert not scheduler._finish_at and not any(scheduler._due) and not scheduler._fresh and not scheduler._beams
+        assert (
+            not scheduler._finish_at
+            and not any(scheduler._due)
+            and not scheduler._fresh
+            and not scheduler._beams
+        )
         assert self.manager.num_free_blocks == self.manager.num_blocks - len(self._prefix_blocks)

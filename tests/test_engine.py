@@ -1,4 +1,4 @@
-"""The engine in virtual and in real time; iterations advanced together against single ones; metrics against brute force."""
+"""The engine in virtual and in real time; iterations advanced together against single ones."""
 
 from __future__ import annotations
 
@@ -20,20 +20,41 @@ from repro.events import Event
 from repro.executor.cost_model import CostModel
 from repro.executor.interface import Executor, StepResult
 from repro.executor.simulated import SimulatedExecutor
-from repro.memory import CacheOp, KVCacheManager, MemoryUsage, PagedKVCacheManager, reserve_max, reserve_oracle, reserve_pow2
-from repro.metrics import BatchAverage, UsageSamples, normalized_latency_s
+from repro.memory import (
+    CacheOp,
+    KVCacheManager,
+    PagedKVCacheManager,
+    reserve_pow2,
+)
+from repro.metrics import BatchAverage, UsageSamples
 from repro.scheduler import Batching, PreemptionMode, Scheduler, SchedulerConfig, SchedulerOutput
 from repro.sequence import Request, SamplingParams, SequenceGroup
 from repro.systems import SYSTEMS
 
 # Awkward numbers, so that sums in another order would differ in their last bits.
 COSTS = {
-    "per sequence": CostModel("test", fixed_s=0.0262, per_seq_s=0.00041, per_group_s=0.0, per_context_token_s=0.0,
-                              per_prefill_token_s=0.00017, weight_read_s=0.0, copy_per_block_s=0.0003,
-                              swap_per_block_s=0.0011),
-    "per context token": CostModel("test", fixed_s=0.0262, per_seq_s=0.00019, per_group_s=0.00022,
-                                   per_context_token_s=1.3e-6, per_prefill_token_s=0.00017, weight_read_s=0.011,
-                                   copy_per_block_s=0.0003, swap_per_block_s=0.0011),
+    "per sequence": CostModel(
+        "test",
+        fixed_s=0.0262,
+        per_seq_s=0.00041,
+        per_group_s=0.0,
+        per_context_token_s=0.0,
+        per_prefill_token_s=0.00017,
+        weight_read_s=0.0,
+        copy_per_block_s=0.0003,
+        swap_per_block_s=0.0011,
+    ),
+    "per context token": CostModel(
+        "test",
+        fixed_s=0.0262,
+        per_seq_s=0.00019,
+        per_group_s=0.00022,
+        per_context_token_s=1.3e-6,
+        per_prefill_token_s=0.00017,
+        weight_read_s=0.011,
+        copy_per_block_s=0.0003,
+        swap_per_block_s=0.0011,
+    ),
 }
 
 
@@ -55,8 +76,15 @@ class Recorder(SimulatedExecutor):
         self.ops += output.cache_ops
         running = [group.request.request_id for group in output.decodes]
         for step in range(output.num_iterations):
-            self.iterations.append((output.iteration + step, running, len(output.prefills), output.num_prefill_tokens,
-                                    output.context_tokens + step * output.num_decode_seqs))
+            self.iterations.append(
+                (
+                    output.iteration + step,
+                    running,
+                    len(output.prefills),
+                    output.num_prefill_tokens,
+                    output.context_tokens + step * output.num_decode_seqs,
+                )
+            )
         return super().execute(output)
 
 
@@ -71,8 +99,14 @@ class Run:
     tables: list[tuple[int, list[list[int]]]] = field(default_factory=list)  # of each group when it was freed
 
 
-def simulate(requests: list[Request], manager: KVCacheManager, config: SchedulerConfig, cost: CostModel, together: bool,
-             observers: tuple[Observer, ...] = ()) -> tuple[Run, int]:
+def simulate(
+    requests: list[Request],
+    manager: KVCacheManager,
+    config: SchedulerConfig,
+    cost: CostModel,
+    together: bool,
+    observers: tuple[Observer, ...] = (),
+) -> tuple[Run, int]:
     tables: list[tuple[int, list[list[int]]]] = []
     free = manager.free
 
@@ -90,15 +124,23 @@ def simulate(requests: list[Request], manager: KVCacheManager, config: Scheduler
 
 
 def without_arrivals(run: Run) -> Run:
-    """An arrival that cannot change anything is reported late, when the iterations advanced together are over."""
+    """An arrival that cannot change anything is told only when the iterations advanced together are over."""
     return replace(run, log=[event for event in run.log if event.kind != "arrive"])
 
 
 def poisson(rate: float, count: int, seed: int, longest: int = 120, n: int = 1) -> list[Request]:
     rng = np.random.default_rng(seed)
     arrivals = np.cumsum(rng.exponential(1 / rate, count))
-    return [Request(number, float(arrivals[number]), int(rng.integers(1, 100)), int(rng.integers(1, longest)),
-                    SamplingParams(n=n)) for number in range(count)]
+    return [
+        Request(
+            number,
+            float(arrivals[number]),
+            int(rng.integers(1, 100)),
+            int(rng.integers(1, longest)),
+            SamplingParams(n=n),
+        )
+        for number in range(count)
+    ]
 
 
 VARIANTS = {name: (SYSTEMS[name], 1) for name in SYSTEMS} | {
@@ -122,10 +164,18 @@ def test_advancing_together_decides_exactly_as_single_steps(variant: str, rate: 
         observers = (UsageSamples(0.0, math.inf, 0.37), BatchAverage(1.0, 20.0))
         manager = system.manager(83, 16, 256, num_cpu_blocks=60)
         run, num_outputs = simulate(requests, manager, system.scheduler, COSTS[cost], together, observers)
-        unobserved, fewer = simulate(requests, system.manager(83, 16, 256, num_cpu_blocks=60), system.scheduler, COSTS[cost],
-                                     together)
+        unobserved, fewer = simulate(
+            requests, system.manager(83, 16, 256, num_cpu_blocks=60), system.scheduler, COSTS[cost], together
+        )
         assert without_arrivals(unobserved) == without_arrivals(run) and fewer <= num_outputs
-        runs.append((without_arrivals(run), observers[0].samples, pytest.approx(observers[1].mean, rel=1e-12), num_outputs))
+        runs.append(
+            (
+                without_arrivals(run),
+                observers[0].samples,
+                pytest.approx(observers[1].mean, rel=1e-12),
+                num_outputs,
+            )
+        )
         check_log(run.log, requests, system.scheduler)
     together, single = runs
     assert together[:2] == single[:2]
@@ -144,8 +194,16 @@ def test_advancing_together_under_scarcity(mode: PreemptionMode) -> None:
             batching = Batching.REQUEST if build is not paged and load.seed % 2 else Batching.ITERATION
             config = load.config(mode, batching)
             requests = [replace_beams(request, keep=load.seed % 3 == 0) for request in load.requests]
-            runs = [simulate(requests, load.scheduler(build, config).manager, config, COSTS["per context token"], together)
-                    for together in (True, False)]
+            runs = [
+                simulate(
+                    requests,
+                    load.scheduler(build, config).manager,
+                    config,
+                    COSTS["per context token"],
+                    together,
+                )
+                for together in (True, False)
+            ]
             (together, fewer), (single, more) = runs
             assert without_arrivals(together) == without_arrivals(single)
             seen.update(event.kind for event in single.log)
@@ -157,15 +215,25 @@ def test_advancing_together_under_scarcity(mode: PreemptionMode) -> None:
 
 
 def replace_beams(request: Request, keep: bool) -> Request:
-    """Beams are never advanced together, so most runs do without; arrivals come several to a (virtual) second."""
+    """Beams are never advanced together, so most runs do without; arrivals come several a second."""
     sampling = request.sampling if keep else SamplingParams(n=request.sampling.n)
-    return Request(request.request_id, request.arrival_s / 8, request.prompt_tokens, request.output_tokens, sampling)
+    return Request(
+        request.request_id, request.arrival_s / 8, request.prompt_tokens, request.output_tokens, sampling
+    )
 
 
 def test_a_run_twice_gives_identical_events() -> None:
     requests = poisson(6.0, 60, seed=5)
-    runs = [simulate(requests, PagedKVCacheManager(40, 16, num_cpu_blocks=40), SchedulerConfig(), COSTS["per context token"],
-                     together=True)[0] for _ in range(2)]
+    runs = [
+        simulate(
+            requests,
+            PagedKVCacheManager(40, 16, num_cpu_blocks=40),
+            SchedulerConfig(),
+            COSTS["per context token"],
+            together=True,
+        )[0]
+        for _ in range(2)
+    ]
     assert runs[0] == runs[1]
     assert {"arrive", "admit", "append", "preempt", "finish"} == {event.kind for event in runs[0].log}
 
@@ -173,8 +241,17 @@ def test_a_run_twice_gives_identical_events() -> None:
 # Time
 
 
-FLAT = CostModel("test", fixed_s=1.0, per_seq_s=0.25, per_group_s=0.0, per_context_token_s=0.0, per_prefill_token_s=0.5,
-                 weight_read_s=0.0, copy_per_block_s=0.0, swap_per_block_s=0.0)
+FLAT = CostModel(
+    "test",
+    fixed_s=1.0,
+    per_seq_s=0.25,
+    per_group_s=0.0,
+    per_context_token_s=0.0,
+    per_prefill_token_s=0.5,
+    weight_read_s=0.0,
+    copy_per_block_s=0.0,
+    swap_per_block_s=0.0,
+)
 
 
 def run_flat(*requests: Request) -> list:
@@ -190,7 +267,7 @@ def test_one_request_takes_its_prompt_and_its_steps() -> None:
 
 def test_an_arrival_joins_the_next_iteration() -> None:
     first, second = run_flat(Request(0, 0.0, 2, 9, SamplingParams()), Request(1, 4.0, 2, 1, SamplingParams()))
-    # 0 starts at 0 (2.25 s), decodes from 2.25, 3.5; 1 arrives at 4 and joins at 4.75 in an iteration of 1 + 0.5 + 1 s.
+    # 0 starts at 0 and decodes at 2.25 and 3.5; 1 arrives at 4 and joins at 4.75, in 1 + 0.5 + 1 s.
     assert second.first_token_s == second.finish_s == 4.75 + 2.5
     assert first.finish_s == 2.25 + 7 * 1.25 + 2.5
 
@@ -202,7 +279,9 @@ def test_an_arrival_at_the_very_end_of_an_iteration_is_in_time() -> None:
 
 def test_the_first_token_is_the_first_one_even_if_it_is_computed_again() -> None:
     requests = [Request(0, 0.0, 8, 6, SamplingParams()), Request(1, 0.0, 8, 3, SamplingParams())]
-    outcomes = Engine(Scheduler(PagedKVCacheManager(4, 4, watermark=0)), SimulatedExecutor(FLAT)).run(requests)
+    outcomes = Engine(Scheduler(PagedKVCacheManager(4, 4, watermark=0)), SimulatedExecutor(FLAT)).run(
+        requests
+    )
     assert [outcome.num_preemptions for outcome in outcomes] == [0, 1]
     assert outcomes[0].first_token_s == outcomes[1].first_token_s == 1.5 + 8
     assert outcomes[1].finish_s > outcomes[0].finish_s
@@ -211,7 +290,8 @@ def test_the_first_token_is_the_first_one_even_if_it_is_computed_again() -> None
 def test_a_request_that_can_never_fit_is_refused() -> None:
     with pytest.raises(UserError, match="request 1 .*does not fit"):
         Engine(Scheduler(PagedKVCacheManager(10)), SimulatedExecutor(FLAT)).run(
-            [Request(0, 0.0, 10, 10, SamplingParams()), Request(1, 0.5, 1000, 10, SamplingParams())])
+            [Request(0, 0.0, 10, 10, SamplingParams()), Request(1, 0.5, 1000, 10, SamplingParams())]
+        )
 
 
 class Scripted(Executor):
@@ -260,7 +340,10 @@ def test_the_wall_clock_is_read_not_moved(monkeypatch: pytest.MonkeyPatch) -> No
     requests = [Request(0, 0.5, 4, 2, SamplingParams(n=1)), Request(1, 2.0, 4, 40, SamplingParams(n=1))]
     outcomes = Engine(Scheduler(PagedKVCacheManager(100)), Scripted(fake.sleep), WallClock()).run(requests)
     # 0 arrives at 0.5 and takes two steps; then nothing happens until 2.0; 1 stops at its second step.
-    assert [(outcome.first_token_s, outcome.finish_s) for outcome in outcomes] == [(0.625, 0.75), (2.125, 2.25)]
+    assert [(outcome.first_token_s, outcome.finish_s) for outcome in outcomes] == [
+        (0.625, 0.75),
+        (2.125, 2.25),
+    ]
     assert fake.slept == [0.5, 0.125, 0.125, 1.25, 0.125, 0.125]
     clock = WallClock()
     clock.spend(5.0)
@@ -272,59 +355,3 @@ def test_the_wall_clock_really_runs() -> None:
     clock = WallClock()
     clock.wait_until(0.01)
     assert 0.01 <= clock.now < 5.0
-
-
-# Metrics
-
-
-class Everything(Observer):
-    """One row per iteration: its start and end, who ran, and the memory at its end. Stops all advancing together."""
-
-    next_s = -1.0
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[float, float, int, MemoryUsage]] = []
-
-    def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
-        assert output.num_iterations == 1
-        usage = engine.scheduler.manager.usage(engine.scheduler.stored_lengths(output.iteration))
-        self.rows.append((start_s, engine.clock.now, len(engine.scheduler.running), usage))
-
-
-@pytest.mark.parametrize("window", ((0.0, 1e9, 1.0), (3.1, 21.7, 0.5), (5.0, 5.4, 0.1)))
-@pytest.mark.parametrize("build", (lambda: PagedKVCacheManager(60), lambda: contiguous(reserve_oracle)(
-    SimpleNamespace(block_size=16), 83), lambda: contiguous(reserve_max)(SimpleNamespace(block_size=16), 83)))
-def test_batch_average_and_usage_samples_against_brute_force(build: object, window: tuple[float, float, float]) -> None:
-    start, stop, interval = window
-    rng = np.random.default_rng(1)
-    requests = [Request(number, float(number // 3), int(rng.integers(1, 36)), int(rng.integers(1, 36)), SamplingParams(n=1 + number % 2))
-                for number in range(60)]
-    everything = Everything()
-    simulate(requests, build(), SchedulerConfig(), COSTS["per context token"], True, (everything,))
-    average, samples = BatchAverage(start, stop), UsageSamples(start, stop, interval)
-    simulate(requests, build(), SchedulerConfig(), COSTS["per context token"], True, (average, samples))
-
-    seconds = [max(0.0, min(end, stop) - max(begin, start)) for begin, end, _, _ in everything.rows]
-    expected = sum(s * row[2] for s, row in zip(seconds, everything.rows)) / sum(seconds)
-    assert average.mean == pytest.approx(expected, rel=1e-9) and average.mean > 1
-
-    usages, moment = [], start
-    for _, end, _, usage in everything.rows:
-        if end >= moment and moment < stop:
-            usages.append(usage)
-            while moment <= end:  # an iteration longer than the interval passes several moments
-                moment += interval
-    assert samples.samples == usages and len(usages) > 2
-    shares = [usage.token_states / usage.total for usage in usages]
-    assert samples.mean("token_states") == pytest.approx(np.mean(shares))
-    assert samples.saving == pytest.approx(np.mean([1 - usage.physical_blocks / usage.logical_blocks for usage in usages]))
-    parts = ("token_states", "reserved", "internal", "rounding", "free")
-    assert sum(samples.mean(part) for part in parts) == pytest.approx(1)
-
-
-def test_metrics_of_nothing() -> None:
-    average = BatchAverage(1e6, 2e6)
-    outcomes = Engine(Scheduler(PagedKVCacheManager(100)), SimulatedExecutor(FLAT), observers=(average,)).run(
-        [Request(0, 0.0, 4, 2, SamplingParams()), Request(1, 0.0, 4, 4, SamplingParams())])
-    assert math.isnan(average.mean)
-    assert normalized_latency_s(outcomes) == pytest.approx((outcomes[0].finish_s / 2 + outcomes[1].finish_s / 4) / 2)

@@ -1,4 +1,4 @@
-"""Allocators against bitmap models, managers against recounting by hand.
+"""The managers against recounting by hand.
 
 What managers do under a scheduler is tested in test_shadow_store; here is what they promise call by call.
 """
@@ -6,180 +6,40 @@ What managers do under a scheduler is tested in test_shadow_store; here is what 
 from __future__ import annotations
 
 import copy
-import random
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from loads import DECODINGS, Load, contiguous, loads, paged
 from shadow import Shadow
 
 from repro.errors import UserError
-from repro.memory import (CacheOp, ContiguousKVCacheManager, KVCacheManager, MemoryUsage, OpKind, PagedKVCacheManager,
-                          reserve_max, reserve_oracle, reserve_pow2)
-from repro.memory.block_allocator import BlockAllocator
-from repro.memory.buddy import BuddyAllocator
+from repro.memory import (
+    CacheOp,
+    ContiguousKVCacheManager,
+    KVCacheManager,
+    MemoryUsage,
+    OpKind,
+    PagedKVCacheManager,
+    reserve_max,
+    reserve_oracle,
+    reserve_pow2,
+)
 from repro.scheduler import Batching, PreemptionMode, SchedulerOutput
-from repro.sequence import Request, SamplingParams, SequenceGroup, Status
+from repro.sequence import Request, SamplingParams, SequenceGroup
 
 
-def group_of(prompt: int, output: int = 8, n: int = 1, beam: bool = False, prefix_id: str | None = None) -> SequenceGroup:
-    return SequenceGroup(Request(0, 0.0, prompt, output, SamplingParams(n=n, use_beam_search=beam), prefix_id))
+def group_of(
+    prompt: int, output: int = 8, n: int = 1, beam: bool = False, prefix_id: str | None = None
+) -> SequenceGroup:
+    return SequenceGroup(
+        Request(0, 0.0, prompt, output, SamplingParams(n=n, use_beam_search=beam), prefix_id)
+    )
 
 
 def tables(manager: KVCacheManager, group: SequenceGroup) -> list[list[int]]:
     return [list(manager.block_table(seq)) for seq in group.seqs]
-
-
-# Block allocator
-
-
-@given(st.integers(0, 12), st.lists(st.tuples(st.sampled_from("amsrR"), st.integers(0, 11), st.integers(0, 4)), max_size=80))
-def test_block_allocator_agrees_with_reference_counts_and_a_stack(num_blocks: int, steps: list[tuple]) -> None:
-    allocator = BlockAllocator(num_blocks)
-    counts = [0] * num_blocks
-    stack = list(reversed(range(num_blocks)))
-
-    def drop(block: int) -> None:
-        counts[block] -= 1
-        if not counts[block]:
-            stack.append(block)
-
-    for action, index, count in steps:
-        used = [block for block in range(num_blocks) if counts[block]]
-        if action == "a" and stack:
-            block = stack.pop()
-            assert allocator.allocate() == block
-            counts[block] = 1
-        elif action == "m" and count <= len(stack):
-            expected = [stack.pop() for _ in range(count)]
-            assert allocator.allocate_many(count) == expected
-            for block in expected:
-                counts[block] = 1
-        elif action == "s" and used:
-            allocator.share(used[index % len(used)], count)
-            counts[used[index % len(used)]] += count
-        elif action == "r" and used:
-            allocator.release(used[index % len(used)])
-            drop(used[index % len(used)])
-        elif action == "R":
-            allocator.release_many(used)
-            for block in used:
-                drop(block)
-        assert allocator.ref_counts == counts
-        assert allocator.num_free == len(stack) == counts.count(0)
-
-
-def test_block_allocator_refuses_what_would_corrupt_it() -> None:
-    allocator = BlockAllocator(2)
-    first = allocator.allocate()
-    with pytest.raises(IndexError):
-        allocator.allocate_many(2)
-    assert allocator.num_free == 1 and allocator.ref_counts[first] == 1  # all or nothing
-    second = allocator.allocate()
-    with pytest.raises(IndexError):
-        allocator.allocate()
-    allocator.release(second)
-    with pytest.raises(ValueError, match="freed twice"):
-        allocator.release(second)
-    with pytest.raises(ValueError, match="cannot be shared"):
-        allocator.share(second)
-    assert allocator.allocate() == second  # freed last, used first
-
-
-# Buddy allocator
-
-
-class BuddyBitmap:
-    """The rules of a buddy allocator over a bitmap of blocks, with no free lists: a chunk of size s is free if it starts at a
-    multiple of s, lies in one initial chunk, and none of its blocks is in use."""
-
-    def __init__(self, num_blocks: int, max_chunk: int) -> None:
-        self.max_chunk = max_chunk
-        self.used = [False] * num_blocks
-        self.initial, start, size = [], 0, max_chunk
-        while start < num_blocks:
-            size = min(size, 1 << ((num_blocks - start).bit_length() - 1))
-            self.initial.append((start, size))
-            start += size
-
-    def chunks(self, size: int) -> list[int]:
-        """Starts of the possible chunks of this size that are wholly free."""
-        return [first + offset for first, length in self.initial for offset in range(0, length - size + 1, size)
-                if not any(self.used[first + offset:first + offset + size])]
-
-    def largest(self) -> dict[int, list[int]]:
-        """Free chunks that are not part of a larger free one: what merging must have left."""
-        found: dict[int, list[int]] = {}
-        covered: set[int] = set()
-        size = self.max_chunk
-        while size:
-            starts = [start for start in self.chunks(size) if start not in covered]
-            covered.update(block for start in starts for block in range(start, start + size))
-            if starts:
-                found[size] = starts
-            size //= 2
-        return found
-
-
-@settings(max_examples=150)
-@given(st.integers(1, 70), st.integers(0, 5), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 20)), max_size=60))
-def test_buddy_allocator_agrees_with_a_bitmap(num_blocks: int, log_chunk: int, steps: list[tuple[int, int]]) -> None:
-    buddy, bitmap = BuddyAllocator(num_blocks, 1 << log_chunk), BuddyBitmap(num_blocks, 1 << log_chunk)
-    held: dict[int, int] = {}
-    for log_size, choice in steps:
-        size = 1 << log_size
-        if choice % 3 == 0 and held:
-            start = sorted(held)[choice % len(held)]
-            buddy.release(start)
-            size = held.pop(start)
-            bitmap.used[start:start + size] = [False] * size
-        elif size > buddy.max_chunk or not bitmap.chunks(size):
-            assert not buddy.can_allocate(size)
-            with pytest.raises(MemoryError):
-                buddy.allocate(size)
-        else:
-            assert buddy.can_allocate(size)
-            # the smallest free chunk that fits is split, and its lower half used
-            source = min(chunk for chunk in bitmap.largest() if chunk >= size)
-            start = buddy.allocate(size)
-            assert start in bitmap.largest()[source]
-            held[start] = size
-            bitmap.used[start:start + size] = [True] * size
-        assert buddy.free_chunks() == bitmap.largest()
-        assert buddy.num_free == bitmap.used.count(False)
-        for exponent in range(log_chunk + 2):
-            room = len(bitmap.chunks(1 << exponent))
-            assert buddy.can_allocate_many(1 << exponent, room)
-            assert not buddy.can_allocate_many(1 << exponent, room + 1)
-    for start in list(held):
-        buddy.release(start)
-    assert buddy.free_chunks() == BuddyBitmap(num_blocks, 1 << log_chunk).largest()
-
-
-def test_the_pool_of_opt_13b_starts_as_the_authors_had_it() -> None:
-    chunks = BuddyAllocator(15_728 // 16, 2048 // 16).free_chunks()
-    assert {size * 16: len(starts) for size, starts in chunks.items()} == {2048: 7, 1024: 1, 256: 1, 64: 1, 32: 1, 16: 1}
-
-
-def test_buddy_frees_last_in_first_out_and_never_twice() -> None:
-    buddy = BuddyAllocator(8, 2)
-    starts = [buddy.allocate(2) for _ in range(4)]
-    for start in starts:
-        buddy.release(start)
-    assert [buddy.allocate(2) for _ in range(4)] == starts[::-1]
-    buddy.release(starts[0])
-    with pytest.raises(KeyError):
-        buddy.release(starts[0])
-    with pytest.raises(ValueError, match="power of two"):
-        BuddyAllocator(8, 3)
-
-
-def test_rounding_to_chunks() -> None:
-    assert [BuddyAllocator.rounded(count) for count in (1, 2, 3, 4, 5, 8, 9, 127, 128, 129)] == \
-        [1, 2, 4, 4, 8, 8, 16, 128, 128, 256]
 
 
 # Paged manager
@@ -192,7 +52,11 @@ def test_a_block_is_taken_exactly_when_the_last_one_is_full(size: int) -> None:
     for num_tokens in range(5, 45):
         if num_tokens > 5:
             assert manager.append_slots(group, num_tokens) == []
-        assert len(manager.block_table(group.seqs[0])) == manager.cdiv(num_tokens) == (num_tokens + size - 1) // size
+        assert (
+            len(manager.block_table(group.seqs[0]))
+            == manager.cdiv(num_tokens)
+            == (num_tokens + size - 1) // size
+        )
         assert manager.num_free_blocks == 64 - manager.cdiv(num_tokens)
     manager.free(group)
     assert manager.num_free_blocks == 64
@@ -252,10 +116,16 @@ def test_fork_needs_no_free_block_and_keeps_survivors_in_place() -> None:
 
 
 @pytest.mark.parametrize("parents", ([1, 0, 2], [1, 2, 2], [0, 0], [0, 0, 1]))
-@pytest.mark.parametrize("build", (lambda: PagedKVCacheManager(8, 2),
-                                   lambda: ContiguousKVCacheManager(32, 2, reservation=reserve_oracle, max_model_len=16)))
+@pytest.mark.parametrize(
+    "build",
+    (
+        lambda: PagedKVCacheManager(8, 2),
+        lambda: ContiguousKVCacheManager(32, 2, reservation=reserve_oracle, max_model_len=16),
+    ),
+)
 def test_a_beam_step_in_which_a_parent_loses_its_place_is_refused_before_anything_changes(
-        build: Callable[[], KVCacheManager], parents: list[int]) -> None:
+    build: Callable[[], KVCacheManager], parents: list[int]
+) -> None:
     manager, group = build(), group_of(3, n=3, beam=True)
     manager.allocate(group, 3)
     before, free = tables(manager, group), manager.num_free_blocks
@@ -277,7 +147,9 @@ def test_admission_leaves_the_watermark_free() -> None:
 def test_what_fits_is_what_an_empty_pool_can_take_to_the_end() -> None:
     manager = PagedKVCacheManager(10, 4, watermark=0.1)
     assert manager.fits(group_of(20, 17)) and not manager.fits(group_of(20, 18))  # stores 36 tokens, not 37
-    assert manager.fits(group_of(8, 5, n=7)) and not manager.fits(group_of(8, 5, n=8))  # 2 + n x 1 blocks, 1 kept free
+    assert manager.fits(group_of(8, 5, n=7)) and not manager.fits(
+        group_of(8, 5, n=8)
+    )  # 2 + n x 1 blocks, 1 kept free
     manager.store_prefix("p", 8)
     assert manager.fits(group_of(20, 9)) and not manager.fits(group_of(20, 10))  # 7 blocks beside the prefix
     assert manager.fits(group_of(20, 17, prefix_id="p")) and not manager.fits(group_of(20, 18, prefix_id="p"))
@@ -374,11 +246,15 @@ def test_recomputing_a_diverged_group_shares_the_prompts_full_blocks_only() -> N
 @given(loads("mixed"))
 def test_can_append_slots_is_exact(load: Load) -> None:
     """Neither refuses what would work (a needless preemption) nor allows what fails half-way."""
+
     class Exact(PagedKVCacheManager):
         def can_append_slots(self, group: SequenceGroup, num_tokens: int) -> bool:
             answer = super().can_append_slots(group, num_tokens)
             trial = PagedKVCacheManager(self.num_blocks, self.block_size)
-            trial.gpu, trial._tables = copy.deepcopy(self.gpu), {seq: list(table) for seq, table in self._tables.items()}
+            trial.gpu, trial._tables = (
+                copy.deepcopy(self.gpu),
+                {seq: list(table) for seq, table in self._tables.items()},
+            )
             try:
                 trial.append_slots(group, num_tokens)
                 works = True
@@ -390,7 +266,9 @@ def test_can_append_slots_is_exact(load: Load) -> None:
     def exact(load: Load, num_blocks: int) -> KVCacheManager:
         return Exact(num_blocks, load.block_size, load.watermark, load.cpu_blocks)
 
-    Shadow(load.scheduler(exact, load.config(PreemptionMode.BY_GROUP)), load.seed, load.stop_rate).run(load.requests)
+    Shadow(load.scheduler(exact, load.config(PreemptionMode.BY_GROUP)), load.seed, load.stop_rate).run(
+        load.requests
+    )
 
 
 # Contiguous manager
@@ -401,17 +279,27 @@ def test_reservations() -> None:
     assert reserve_max(request, 2048) == 2048
     assert reserve_oracle(request, 2048) == 65
     assert reserve_pow2(request, 2048) == 128
-    assert [reserve_pow2(group_of(1, output).request, 2048) for output in (1, 2, 3, 64, 1025)] == [1, 2, 4, 64, 2048]
+    assert [reserve_pow2(group_of(1, output).request, 2048) for output in (1, 2, 3, 64, 1025)] == [
+        1,
+        2,
+        4,
+        64,
+        2048,
+    ]
 
 
-@pytest.mark.parametrize("reservation, planned, blocks", ((reserve_max, 2048, 128), (reserve_pow2, 228, 16),
-                                                          (reserve_oracle, 165, 16)))
+@pytest.mark.parametrize(
+    "reservation, planned, blocks",
+    ((reserve_max, 2048, 128), (reserve_pow2, 228, 16), (reserve_oracle, 165, 16)),
+)
 def test_each_sequence_gets_one_run_of_consecutive_blocks(reservation, planned: int, blocks: int) -> None:
     manager, group = ContiguousKVCacheManager(983, 16, reservation=reservation), group_of(100, 65, n=2)
     assert manager.reserved_tokens(group) == planned  # prompt + r, at most 2048
     manager.allocate(group, 100)
     first, second = tables(manager, group)
-    assert first == list(range(first[0], first[0] + blocks)) and second == list(range(second[0], second[0] + blocks))
+    assert first == list(range(first[0], first[0] + blocks)) and second == list(
+        range(second[0], second[0] + blocks)
+    )
     assert not set(first) & set(second) and manager.num_free_blocks == 983 - 2 * blocks
     assert manager.can_append_slots(group, 164) and manager.append_slots(group, 164) == []
     manager.free(group)
@@ -419,12 +307,17 @@ def test_each_sequence_gets_one_run_of_consecutive_blocks(reservation, planned: 
 
 
 def test_contiguous_beams_and_samples_copy_the_blocks_in_use() -> None:
-    manager, group = ContiguousKVCacheManager(64, 4, reservation=reserve_oracle, max_model_len=32), group_of(9, 8, n=3, beam=True)
+    manager, group = (
+        ContiguousKVCacheManager(64, 4, reservation=reserve_oracle, max_model_len=32),
+        group_of(9, 8, n=3, beam=True),
+    )
     manager.allocate(group, 9)
     a, b, c = tables(manager, group)
     copies = [CacheOp(OpKind.COPY, src, dst) for target in (b, c) for src, dst in zip(a[:3], target[:3])]
     assert manager.spread_prompt(group, 9) == copies
-    assert manager.fork(group, [1, 1, 2], 13) == [CacheOp(OpKind.COPY, src, dst) for src, dst in zip(b[:4], a[:4])]
+    assert manager.fork(group, [1, 1, 2], 13) == [
+        CacheOp(OpKind.COPY, src, dst) for src, dst in zip(b[:4], a[:4])
+    ]
     assert tables(manager, group) == [a, b, c]
 
 
@@ -447,7 +340,10 @@ def test_contiguous_fits_looks_at_an_empty_pool() -> None:
 
 
 def test_contiguous_memory_does_not_swap() -> None:
-    manager, group = ContiguousKVCacheManager(64, 4, reservation=reserve_oracle, max_model_len=32), group_of(9, 8)
+    manager, group = (
+        ContiguousKVCacheManager(64, 4, reservation=reserve_oracle, max_model_len=32),
+        group_of(9, 8),
+    )
     manager.allocate(group, 9)
     assert not manager.can_swap_out(group) and not manager.can_swap_in(group, 9)
     with pytest.raises(NotImplementedError, match="Contiguous"):
@@ -457,16 +353,19 @@ def test_contiguous_memory_does_not_swap() -> None:
 # Bad input
 
 
-@pytest.mark.parametrize("build, message", (
-    (lambda: PagedKVCacheManager(0), "0"),
-    (lambda: PagedKVCacheManager(8, 3), "block"),
-    (lambda: PagedKVCacheManager(8, 512), "block"),
-    (lambda: PagedKVCacheManager(8, watermark=1.0), "watermark"),
-    (lambda: PagedKVCacheManager(8, watermark=-0.1), "watermark"),
-    (lambda: PagedKVCacheManager(8, num_cpu_blocks=-1), "num_cpu_blocks"),
-    (lambda: ContiguousKVCacheManager(0, reservation=reserve_max), "0"),
-    (lambda: PagedKVCacheManager(4, 4).store_prefix("p", 16), "p"),
-))
+@pytest.mark.parametrize(
+    "build, message",
+    (
+        (lambda: PagedKVCacheManager(0), "0"),
+        (lambda: PagedKVCacheManager(8, 3), "block"),
+        (lambda: PagedKVCacheManager(8, 512), "block"),
+        (lambda: PagedKVCacheManager(8, watermark=1.0), "watermark"),
+        (lambda: PagedKVCacheManager(8, watermark=-0.1), "watermark"),
+        (lambda: PagedKVCacheManager(8, num_cpu_blocks=-1), "num_cpu_blocks"),
+        (lambda: ContiguousKVCacheManager(0, reservation=reserve_max), "0"),
+        (lambda: PagedKVCacheManager(4, 4).store_prefix("p", 16), "p"),
+    ),
+)
 def test_bad_input_is_named(build: Callable[[], object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         build()
@@ -488,13 +387,19 @@ def test_a_prefix_is_stored_once_and_only_where_there_is_room() -> None:
 def recount(manager: KVCacheManager, output: SchedulerOutput, shadow: Shadow) -> MemoryUsage:
     """Slot by slot: who uses it now, who will, and who holds it for nothing."""
     size = manager.block_size
-    prefix = {block for prefix_id in shadow._prefixes for block in manager.prefix_blocks(prefix_id)} if shadow.paged else ()
+    prefix = (
+        {block for prefix_id in shadow._prefixes for block in manager.prefix_blocks(prefix_id)}
+        if shadow.paged
+        else ()
+    )
     kind = {(block, slot): "token_states" for block in prefix for slot in range(size)}
     logical = physical = 0
     held = set(prefix)
     for group in shadow.scheduler.running:
         request = group.request
-        final = request.prompt_tokens + request.output_tokens - shadow.paged  # a reservation includes the last token's slot
+        final = (
+            request.prompt_tokens + request.output_tokens - shadow.paged
+        )  # a reservation includes the last token's slot
         for seq in group.seqs:
             table = manager.block_table(seq)
             stored = min(len(shadow.history[seq]), request.prompt_tokens + request.output_tokens - 1)
@@ -503,13 +408,28 @@ def recount(manager: KVCacheManager, output: SchedulerOutput, shadow: Shadow) ->
             logical += len(table)
             for position in range(len(table) * size):
                 slot = table[position // size], position % size
-                state = ("token_states" if position < stored else "reserved" if position < min(final, planned)
-                         else "internal" if position < planned else "rounding")
+                state = (
+                    "token_states"
+                    if position < stored
+                    else "reserved"
+                    if position < min(final, planned)
+                    else "internal"
+                    if position < planned
+                    else "rounding"
+                )
                 assert kind.setdefault(slot, state) == state
     physical = len(held)
     counts = Counter(kind.values())
-    return MemoryUsage(manager.num_blocks * size, counts["token_states"], counts["reserved"], counts["internal"],
-                       counts["rounding"], (manager.num_blocks - physical) * size, logical, physical)
+    return MemoryUsage(
+        manager.num_blocks * size,
+        counts["token_states"],
+        counts["reserved"],
+        counts["internal"],
+        counts["rounding"],
+        (manager.num_blocks - physical) * size,
+        logical,
+        physical,
+    )
 
 
 class Recounting(Shadow):
@@ -525,11 +445,18 @@ class Recounting(Shadow):
         self.seen["rounding"] += usage.rounding
 
 
-@pytest.mark.parametrize("kind, decoding", [("paged", decoding) for decoding in DECODINGS]
-                         + [(kind, decoding) for kind in ("max", "pow2", "oracle") for decoding in ("single", "mixed")])
+@pytest.mark.parametrize(
+    "kind, decoding",
+    [("paged", decoding) for decoding in DECODINGS]
+    + [(kind, decoding) for kind in ("max", "pow2", "oracle") for decoding in ("single", "mixed")],
+)
 def test_usage_is_what_a_recount_finds(kind: str, decoding: str) -> None:
-    builds = {"paged": paged, "max": contiguous(reserve_max), "pow2": contiguous(reserve_pow2),
-              "oracle": contiguous(reserve_oracle)}
+    builds = {
+        "paged": paged,
+        "max": contiguous(reserve_max),
+        "pow2": contiguous(reserve_pow2),
+        "oracle": contiguous(reserve_oracle),
+    }
     build = builds[kind]
     seen: Counter[str] = Counter()
 
@@ -537,15 +464,21 @@ def test_usage_is_what_a_recount_finds(kind: str, decoding: str) -> None:
     @given(loads(decoding))
     def check(load: Load) -> None:
         batching = Batching.REQUEST if kind != "paged" and load.seed % 2 else Batching.ITERATION
-        shadow = Recounting(load.scheduler(build, load.config(PreemptionMode.BY_GROUP, batching)), load.seed,
-                            0.0 if batching is Batching.REQUEST else load.stop_rate, load.lookahead)
+        shadow = Recounting(
+            load.scheduler(build, load.config(PreemptionMode.BY_GROUP, batching)),
+            load.seed,
+            0.0 if batching is Batching.REQUEST else load.stop_rate,
+            load.lookahead,
+        )
         for prefix_id, num_tokens in load.prefixes.items():
             shadow.store_prefix(prefix_id, num_tokens)
         seen.update(shadow.run(load.requests))
 
     check()
     assert seen["reserved"]
-    assert bool(seen["internal"]) == (kind != "oracle")  # the oracle wastes nothing but what the buddy rounds up
+    assert bool(seen["internal"]) == (
+        kind != "oracle"
+    )  # the oracle wastes nothing but what the buddy rounds up
     assert bool(seen["rounding"]) == (kind != "paged")
 
 

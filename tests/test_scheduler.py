@@ -1,8 +1,9 @@
-"""The rules of scheduling (§4.5 and how the authors ran it), each on a small case and all of them on random runs."""
+"""The rules of scheduling (§4.5), each on a small case and all of them on random runs."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from event_log import check_log
@@ -12,22 +13,44 @@ from shadow import Shadow
 
 from repro.errors import UserError
 from repro.events import Event
-from repro.memory import (ContiguousKVCacheManager, KVCacheManager, PagedKVCacheManager, Reservation, reserve_max,
-                          reserve_oracle, reserve_pow2)
+from repro.memory import (
+    ContiguousKVCacheManager,
+    KVCacheManager,
+    PagedKVCacheManager,
+    Reservation,
+    reserve_max,
+    reserve_oracle,
+    reserve_pow2,
+)
 from repro.scheduler import Batching, PreemptionMode, Scheduler, SchedulerConfig, SchedulerOutput
 from repro.sequence import Request, SamplingParams, SequenceGroup
 
 
-def request(number: int, prompt: int, output: int, n: int = 1, beam: bool = False, arrival: float | None = None) -> Request:
-    return Request(number, float(number) if arrival is None else arrival, prompt, output,
-                   SamplingParams(n=n, use_beam_search=beam))
+def request(
+    number: int, prompt: int, output: int, n: int = 1, beam: bool = False, arrival: float | None = None
+) -> Request:
+    return Request(
+        number,
+        float(number) if arrival is None else arrival,
+        prompt,
+        output,
+        SamplingParams(n=n, use_beam_search=beam),
+    )
 
 
 class Case:
     """A scheduler whose iterations are written down as who decoded, who started, and who was driven out."""
 
-    def __init__(self, *requests: Request, blocks: int = 1000, size: int = 4, cpu: int = 0, watermark: float = 0.0,
-                 manager: KVCacheManager | None = None, **config: object) -> None:
+    def __init__(
+        self,
+        *requests: Request,
+        blocks: int = 1000,
+        size: int = 4,
+        cpu: int = 0,
+        watermark: float = 0.0,
+        manager: KVCacheManager | None = None,
+        **config: object,
+    ) -> None:
         self.log: list[Event] = []
         manager = manager or PagedKVCacheManager(blocks, size, watermark, cpu)
         self.scheduler = Scheduler(manager, SchedulerConfig(**config), self.log)
@@ -37,8 +60,11 @@ class Case:
         output = self.scheduler.schedule()
         self.output = output
         self.ended = self.numbers(self.scheduler.update(output))
-        return (self.numbers(output.decodes), self.numbers([prefill.group for prefill in output.prefills]),
-                self.numbers(output.preempted))
+        return (
+            self.numbers(output.decodes),
+            self.numbers([prefill.group for prefill in output.prefills]),
+            self.numbers(output.preempted),
+        )
 
     def steps(self, count: int) -> list[tuple[str, str, str]]:
         return [self.step() for _ in range(count)]
@@ -104,7 +130,9 @@ def test_the_requester_itself_is_driven_out_when_it_came_last() -> None:
 
 
 def test_arrival_decides_not_the_order_of_resumption() -> None:
-    case = Case(request(0, 4, 9, arrival=5.0), request(1, 4, 9, arrival=5.0), request(2, 4, 9, arrival=1.0), blocks=3)
+    case = Case(
+        request(0, 4, 9, arrival=5.0), request(1, 4, 9, arrival=5.0), request(2, 4, 9, arrival=1.0), blocks=3
+    )
     case.step()
     assert case.output.prefills[2].group is case.groups[2]
     case.scheduler.add(request(3, 1, 1, arrival=6.0))
@@ -123,23 +151,34 @@ def test_all_sequences_of_a_group_are_driven_out_and_resumed_together() -> None:
     assert case.output.num_decode_seqs == 2 and case.output.context_tokens == 2 * 9
 
 
-@pytest.mark.parametrize("mode, n, cpu, expected", (
-    (PreemptionMode.BY_GROUP, 1, 99, "recompute"), (PreemptionMode.BY_GROUP, 2, 99, "swap"),
-    (PreemptionMode.RECOMPUTE, 2, 99, "recompute"), (PreemptionMode.SWAP, 1, 99, "swap"),
-    (PreemptionMode.SWAP, 1, 1, "recompute")))  # too little swap space
+@pytest.mark.parametrize(
+    "mode, n, cpu, expected",
+    (
+        (PreemptionMode.BY_GROUP, 1, 99, "recompute"),
+        (PreemptionMode.BY_GROUP, 2, 99, "swap"),
+        (PreemptionMode.RECOMPUTE, 2, 99, "recompute"),
+        (PreemptionMode.SWAP, 1, 99, "swap"),
+        (PreemptionMode.SWAP, 1, 1, "recompute"),
+    ),
+)  # too little swap space
 def test_preemption_modes(mode: PreemptionMode, n: int, cpu: int, expected: str) -> None:
-    case = Case(request(0, 8, 6), request(1, 8, 3, n=n), blocks=4, cpu=cpu, preemption=mode) if n == 1 else \
-        Case(request(0, 8, 6), request(1, 8, 3, n=n), blocks=5, cpu=cpu, preemption=mode)
+    case = (
+        Case(request(0, 8, 6), request(1, 8, 3, n=n), blocks=4, cpu=cpu, preemption=mode)
+        if n == 1
+        else Case(request(0, 8, 6), request(1, 8, 3, n=n), blocks=5, cpu=cpu, preemption=mode)
+    )
     case.run()
     assert [event.detail["mode"] for event in case.log if event.kind == "preempt"] == [expected]
     check_log(case.log, [group.request for group in case.groups], case.scheduler.config)
 
 
 def test_nothing_starts_in_an_iteration_that_preempted() -> None:
-    """Request 1 leaves 5 blocks, of which 0 takes one: request 2 would fit at once, but starts one iteration later."""
+    """Request 1 leaves 5 blocks, of which 0 takes one: request 2 would fit at once, but must wait."""
     case = Case(request(0, 8, 12), request(1, 20, 3), blocks=7)
     assert case.step() == ("", "01", "")
-    case.scheduler.waiting.append(SequenceGroup(request(2, 1, 1, arrival=0.5)))  # as if it had been driven out earlier
+    case.scheduler.waiting.append(
+        SequenceGroup(request(2, 1, 1, arrival=0.5))
+    )  # as if it had been driven out earlier
     assert case.step() == ("0", "", "1")
     assert case.step() == ("0", "2", "")
 
@@ -153,6 +192,17 @@ def test_swapped_requests_go_strictly_before_waiting_ones() -> None:
     assert case.steps(2) == [("1", "", "")] * 2 and case.ended == "1"
     assert case.step() == ("", "2", "")
     check_log(case.log, [group.request for group in case.groups], case.scheduler.config)
+
+
+def test_swap_space_can_outgrow_the_gpu_pool() -> None:
+    """§4.5 says that swapped blocks never outnumber the GPU's. They can: what the swapped ones leave is filled
+    by those that still run, which are swapped in turn, each with more blocks than the one before."""
+    requests = [request(number, 1, 22) for number in range(8)]
+    for cpu, expected in ((1000, 40), (24, 23)):
+        config = SchedulerConfig(preemption=PreemptionMode.SWAP)
+        shadow = Shadow(Scheduler(PagedKVCacheManager(24, 1, 0.0, cpu), config), seed=0)
+        shadow.run([replace(one, arrival_s=0.0) for one in requests])
+        assert shadow.max_swapped_blocks == expected  # bounded only by recomputing what finds no swap space
 
 
 # Admission
@@ -174,17 +224,28 @@ def test_sequences_are_capped() -> None:
 
 
 def test_prompts_and_decoding_sequences_share_the_token_cap() -> None:
-    case = Case(request(0, 6, 3), request(1, 5, 1), request(2, 5, 1), max_num_seqs=4, max_num_batched_tokens=10)
+    case = Case(
+        request(0, 6, 3), request(1, 5, 1), request(2, 5, 1), max_num_seqs=4, max_num_batched_tokens=10
+    )
     assert case.step() == ("", "0", "")  # 6 + 5 > 10
     assert case.step() == ("0", "1", "")  # 1 + 5 + 5 > 10
     assert case.output.budget_exhausted
     assert case.step() == ("0", "2", "") and not case.output.budget_exhausted
-    case = Case(request(0, 6, 3), request(1, 5, 1), request(2, 4, 1), max_num_seqs=4, max_num_batched_tokens=10)
+    case = Case(
+        request(0, 6, 3), request(1, 5, 1), request(2, 4, 1), max_num_seqs=4, max_num_batched_tokens=10
+    )
     assert case.steps(2) == [("", "0", ""), ("0", "12", "")]
 
 
 def test_a_preempted_request_that_outgrew_the_token_cap_returns_alone() -> None:
-    case = Case(request(0, 4, 13), request(1, 4, 13), request(2, 7, 1), blocks=5, max_num_seqs=3, max_num_batched_tokens=8)
+    case = Case(
+        request(0, 4, 13),
+        request(1, 4, 13),
+        request(2, 7, 1),
+        blocks=5,
+        max_num_seqs=3,
+        max_num_batched_tokens=8,
+    )
     assert case.steps(6)[-1] == ("0", "", "1")  # with its 9 tokens it needs 3 blocks, and 2 are free
     assert case.steps(7) == [("0", "", "")] * 7 and case.ended == "0"
     assert case.step() == ("", "1", "") and case.output.num_prefill_tokens == 9
@@ -209,8 +270,16 @@ def reserving(blocks: int = 64) -> ContiguousKVCacheManager:
 
 
 def test_a_static_batch_forms_runs_and_returns_together() -> None:
-    case = Case(request(0, 4, 2), request(1, 4, 5), request(2, 4, 1), request(3, 4, 1), manager=reserving(),
-                batching=Batching.REQUEST, max_num_seqs=3, max_num_batched_tokens=None)
+    case = Case(
+        request(0, 4, 2),
+        request(1, 4, 5),
+        request(2, 4, 1),
+        request(3, 4, 1),
+        manager=reserving(),
+        batching=Batching.REQUEST,
+        max_num_seqs=3,
+        max_num_batched_tokens=None,
+    )
     assert case.step() == ("", "012", "") and case.ended == ""
     assert case.steps(3) == [("012", "", "")] * 3 and case.ended == ""  # 2 and 0 are done, but computed along
     assert case.step() == ("012", "", "") and case.ended == "012"
@@ -219,8 +288,15 @@ def test_a_static_batch_forms_runs_and_returns_together() -> None:
 
 
 def test_iteration_level_batching_fills_the_gaps_of_the_same_requests() -> None:
-    case = Case(request(0, 4, 2), request(1, 4, 5), request(2, 4, 1), request(3, 4, 1), manager=reserving(),
-                max_num_seqs=3, max_num_batched_tokens=None)
+    case = Case(
+        request(0, 4, 2),
+        request(1, 4, 5),
+        request(2, 4, 1),
+        request(3, 4, 1),
+        manager=reserving(),
+        max_num_seqs=3,
+        max_num_batched_tokens=None,
+    )
     assert case.run() == ["012", "013", "1", "1", "1"]
 
 
@@ -233,7 +309,11 @@ def test_a_sequence_that_stops_frees_its_blocks_and_the_last_one_ends_the_group(
     scheduler, group = case.scheduler, case.groups[0]
     first, second, third = group.seqs
     assert scheduler.update(scheduler.schedule(), stopped=[(group, second)]) == [case.groups[1]]
-    assert scheduler.manager.num_free_blocks == 64 - 1 - 2 and scheduler.num_seqs == 2 and group.seqs == [first, third]
+    assert (
+        scheduler.manager.num_free_blocks == 64 - 1 - 2
+        and scheduler.num_seqs == 2
+        and group.seqs == [first, third]
+    )
     output = scheduler.schedule()
     assert output.context_tokens == 2 * 6
     assert scheduler.update(output, stopped=[(group, first), (group, third)]) == [group]
@@ -244,38 +324,52 @@ def test_a_sequence_that_stops_frees_its_blocks_and_the_last_one_ends_the_group(
 # Bad input
 
 
-@pytest.mark.parametrize("one, manager, message", (
-    (request(0, 21, 1), PagedKVCacheManager(99, 4), "prompt of 21 tokens.*max_num_batched_tokens = 20"),
-    (request(0, 2, 1, n=5), PagedKVCacheManager(99, 4), "5 sequences.*max_num_seqs = 4"),
-    (request(0, 16, 6), PagedKVCacheManager(5, 4), "does not fit into an empty pool of 5 blocks"),
-    (request(0, 8, 9, n=4), PagedKVCacheManager(9, 4), "8 \\+ 9 tokens x 4 sequences"),
-    (request(0, 16, 8), reserving(5), "does not fit into an empty pool"),
-    (request(0, 16, 50), reserving(), "too short"),
-))
-def test_a_request_that_can_never_run_is_refused_when_it_is_added(one: Request, manager: KVCacheManager, message: str) -> None:
+@pytest.mark.parametrize(
+    "one, manager, message",
+    (
+        (request(0, 21, 1), PagedKVCacheManager(99, 4), "prompt of 21 tokens.*max_num_batched_tokens = 20"),
+        (request(0, 2, 1, n=5), PagedKVCacheManager(99, 4), "5 sequences.*max_num_seqs = 4"),
+        (request(0, 16, 6), PagedKVCacheManager(5, 4), "does not fit into an empty pool of 5 blocks"),
+        (request(0, 8, 9, n=4), PagedKVCacheManager(9, 4), "8 \\+ 9 tokens x 4 sequences"),
+        (request(0, 16, 8), reserving(5), "does not fit into an empty pool"),
+        (request(0, 16, 50), reserving(), "too short"),
+    ),
+)
+def test_a_request_that_can_never_run_is_refused_when_it_is_added(
+    one: Request, manager: KVCacheManager, message: str
+) -> None:
     scheduler = Scheduler(manager, SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=20))
     with pytest.raises(UserError, match=message):
         scheduler.add(one)
     assert not scheduler.has_work
 
 
-@pytest.mark.parametrize("one, manager", (
-    (request(0, 20, 1), PagedKVCacheManager(99, 4)),
-    (request(0, 2, 1, n=4), PagedKVCacheManager(99, 4)),
-    (request(0, 16, 5), PagedKVCacheManager(5, 4, watermark=0)),
-    (request(0, 8, 5, n=4), PagedKVCacheManager(6, 4, watermark=0)),
-    (request(0, 16, 16), reserving(8)),
-))
+@pytest.mark.parametrize(
+    "one, manager",
+    (
+        (request(0, 20, 1), PagedKVCacheManager(99, 4)),
+        (request(0, 2, 1, n=4), PagedKVCacheManager(99, 4)),
+        (request(0, 16, 5), PagedKVCacheManager(5, 4, watermark=0)),
+        (request(0, 8, 5, n=4), PagedKVCacheManager(6, 4, watermark=0)),
+        (request(0, 16, 16), reserving(8)),
+    ),
+)
 def test_the_largest_request_that_can_run_does(one: Request, manager: KVCacheManager) -> None:
     case = Case(one, manager=manager, max_num_seqs=4, max_num_batched_tokens=20)
     assert len(case.run()) == one.output_tokens and not case.scheduler.num_preemptions
 
 
-@pytest.mark.parametrize("config, message", (
-    ({"max_num_seqs": 0}, "max_num_seqs = 0"),
-    ({"max_num_batched_tokens": 0}, "max_num_batched_tokens = 0"),
-    ({"max_num_seqs": 9, "max_num_batched_tokens": 8}, "max_num_seqs = 9 is more than max_num_batched_tokens = 8"),
-))
+@pytest.mark.parametrize(
+    "config, message",
+    (
+        ({"max_num_seqs": 0}, "max_num_seqs = 0"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens = 0"),
+        (
+            {"max_num_seqs": 9, "max_num_batched_tokens": 8},
+            "max_num_seqs = 9 is more than max_num_batched_tokens = 8",
+        ),
+    ),
+)
 def test_caps_that_cannot_work(config: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         SchedulerConfig(**config)
@@ -313,21 +407,28 @@ class Watchful(Shadow):
             assert not output.prefills
         elif scheduler.swapped:
             head = scheduler.swapped[0]
-            assert self._too_many(head) or not self.manager.can_swap_in(head, head.num_stored(output.iteration))
+            assert self._too_many(head) or not self.manager.can_swap_in(
+                head, head.num_stored(output.iteration)
+            )
         elif scheduler.waiting:
             head = scheduler.waiting[0]
             length = head.request.prompt_tokens + self.emitted[head]
-            limit, used = scheduler.config.max_num_batched_tokens, output.num_decode_seqs + output.num_prefill_tokens
+            limit, used = (
+                scheduler.config.max_num_batched_tokens,
+                output.num_decode_seqs + output.num_prefill_tokens,
+            )
             exhausted = limit is not None and used + self._cost(head, length) > limit
             self.seen["exhausted"] += exhausted
             in_batch = scheduler.config.batching is Batching.REQUEST and output.decodes
-            assert in_batch or self._too_many(head) or exhausted or not self.manager.can_allocate(head, length)
+            assert (
+                in_batch or self._too_many(head) or exhausted or not self.manager.can_allocate(head, length)
+            )
 
     def _too_many(self, group: SequenceGroup) -> bool:
         return self.scheduler.num_seqs + len(group.seqs) > self.scheduler.config.max_num_seqs
 
     def _cost(self, group: SequenceGroup, length: int) -> int:
-        """Prompt tokens once; after they have diverged, all but the prompt's full blocks once per sequence."""
+        """The prompt once; of a diverged group, all but the prompt's full blocks once per sequence."""
         common = length if not self.emitted[group] else group.request.prompt_tokens // self.size * self.size
         alone = len(group.seqs) == 1 or not self.manager.shares
         return length if alone else common + (length - common) * len(group.seqs)
@@ -355,10 +456,14 @@ def obey(build: Build, decoding: str, examples: int, *configs: tuple) -> Counter
 def test_paged_runs_obey_every_rule(mode: PreemptionMode, decoding: str) -> None:
     seen = obey(paged, decoding, 50, (mode,))
     assert seen["preempt"] and seen["append"] and seen["exhausted"]
-    assert bool(seen["resume"]) == (mode is PreemptionMode.SWAP or (mode is PreemptionMode.BY_GROUP and decoding != "single"))
+    assert bool(seen["resume"]) == (
+        mode is PreemptionMode.SWAP or (mode is PreemptionMode.BY_GROUP and decoding != "single")
+    )
 
 
 @pytest.mark.parametrize("reservation", (reserve_max, reserve_pow2, reserve_oracle))
 def test_contiguous_runs_obey_every_rule(reservation: Reservation) -> None:
-    seen = obey(contiguous(reservation), "mixed", 40, *((PreemptionMode.BY_GROUP, batching) for batching in Batching))
+    seen = obey(
+        contiguous(reservation), "mixed", 40, *((PreemptionMode.BY_GROUP, batching) for batching in Batching)
+    )
     assert seen["held"] and seen["fork"] and not seen["preempt"] and not seen["append"]

@@ -1,7 +1,7 @@
-"""Every live token is where its block table says, whatever is shared, copied, swapped, recomputed or re-parented.
+"""Every live token is where its block table says, whatever is shared, copied, swapped or re-parented.
 
-Random requests on pools of few blocks, for every manager, preemption mode, decoding method and way of batching.
-`shadow.Shadow` does the checking.
+Random requests on pools of few blocks, for every manager, preemption mode, decoding method and way of
+batching. `shadow.Shadow` does the checking.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def search(decoding: str, build: Build, examples: int, *configs: tuple) -> Count
     @given(loads(decoding))
     def check(load: Load) -> None:
         for arguments in configs:
-            shadow = Shadow(load.scheduler(build, load.config(*arguments)), load.seed, load.stop_rate, load.lookahead)
+            shadow = Shadow(
+                load.scheduler(build, load.config(*arguments)), load.seed, load.stop_rate, load.lookahead
+            )
             for prefix_id, num_tokens in load.prefixes.items():
                 shadow.store_prefix(prefix_id, num_tokens)
             seen.update(shadow.run(load.requests))
@@ -51,7 +53,9 @@ def test_paged(mode: PreemptionMode, decoding: str) -> None:
 @pytest.mark.parametrize("decoding", ("single", "parallel", "beam", "mixed"))
 @pytest.mark.parametrize("reservation", (reserve_max, reserve_pow2, reserve_oracle))
 def test_contiguous(reservation: Reservation, decoding: str) -> None:
-    seen = search(decoding, contiguous(reservation), 25, *((PreemptionMode.BY_GROUP, batching) for batching in Batching))
+    seen = search(
+        decoding, contiguous(reservation), 25, *((PreemptionMode.BY_GROUP, batching) for batching in Batching)
+    )
     assert seen["finish"] and seen["held"] and not seen["preempt"] and not seen["swap_out"]
     assert bool(seen["copy"]) == (decoding != "single")
     assert bool(seen["fork"]) == (decoding in ("beam", "mixed"))
