@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from repro import kernels
 from repro.kernels import reference
 from repro.kernels.bench.contenders import Contender, ours, sdpa_contenders
-from repro.kernels.bench.timing import PagedInputs, eager_time_us, graph_time_us, paged_inputs
+from repro.kernels.bench.timing import PagedInputs, eager_time_us, graph_time_us, in_order, paged_inputs
 
 Row = dict[str, Any]
 HEADS = {"40 x 128": (40, 40, 128), "32/8 x 128": (32, 8, 128)}  # OPT-13B and LLaMA-3.1-8B
@@ -46,8 +46,7 @@ def decode(plug_ins: Sequence[Contender]) -> Iterator[Row]:
                 contenders = [ours(), *plug_ins]
                 if context != "ragged":
                     contenders += sdpa_contenders()
-                yield from _decode(heads, dtype, context, lens, 16, contenders)
-                yield from _decode(heads, dtype, context, lens, 16, [ours()], permuted=False)
+                yield from _decode(heads, dtype, context, lens, 16, contenders, paging_cost=True)
 
 
 def block_sizes(plug_ins: Sequence[Contender]) -> Iterator[Row]:
@@ -66,29 +65,27 @@ def fig18a(plug_ins: Sequence[Contender]) -> Iterator[Row]:
     for batch in (8, 32):
         for context in (64, 128, 256):
             for launch in ("graph", "eager"):
-                for permuted in (True, False):
-                    contenders = [ours(), *plug_ins, *sdpa_contenders()] if permuted else [ours()]
-                    yield from _decode(
-                        "40 x 128", torch.float16, str(context), [context] * batch, 16, contenders,
-                        permuted=permuted, launch=launch,
-                    )
+                contenders = [ours(), *plug_ins, *sdpa_contenders()]
+                yield from _decode(
+                    "40 x 128", torch.float16, str(context), [context] * batch, 16, contenders,
+                    paging_cost=True, launch=launch,
+                )
 
 
 def _decode(
-    heads: str, dtype: torch.dtype, context: str, lens: Sequence[int], block_size: int, contenders:
-    Sequence[Contender], permuted: bool = True, launch: str = "graph",
+    heads: str, dtype: torch.dtype, context: str, lens: Sequence[int], block_size: int,
+    contenders: Sequence[Contender], paging_cost: bool = False, launch: str = "graph",
 ) -> Iterator[Row]:
-    inputs = paged_inputs(lens, *HEADS[heads], block_size, dtype, permuted)
-    for contender in contenders:
+    """A row for every contender; with paging_cost one more for ours, over the same pool with blocks in order."""
+    permuted = paged_inputs(lens, *HEADS[heads], block_size, dtype)
+    runs = [(contender, permuted, "permuted") for contender in contenders]
+    if paging_cost:
+        runs.append((ours(), in_order(permuted), "in order"))
+    for contender, inputs, blocks in runs:
         row = {
-            "contender": contender.name,
-            "heads": heads,
-            "dtype": str(dtype).removeprefix("torch."),
-            "batch": len(lens),
-            "context": context,
-            "block_size": block_size if contender.paged else None,
-            "blocks": "contiguous K and V" if not contender.paged else "permuted" if permuted else "in order",
-            "launch": launch,
+            "contender": contender.name, "heads": heads, "dtype": str(dtype).removeprefix("torch."),
+            "batch": len(lens), "context": context, "block_size": block_size if contender.paged else None,
+            "blocks": blocks if contender.paged else "contiguous K and V", "launch": launch,
             "bytes": inputs[0].num_bytes,
         }
         try:

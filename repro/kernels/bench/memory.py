@@ -20,14 +20,15 @@ BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def write(plug_ins: Sequence[Contender]) -> Iterator[Row]:
-    """Slot write into random slots; the bytes moved are those read plus those written."""
-    for num_tokens in (256, 1640, 4096, 16384):
+    """Slot write of prompts, whole blocks in random order; bytes moved are those read plus those written."""
+    for num_tokens in (256, 1648, 4096, 16384):
         k, v = (
             torch.randn(num_tokens, NUM_HEADS, HEAD_DIM, device="cuda", dtype=torch.float16) for _ in range(2)
         )
         shape = (max(8192, num_tokens // 4), 16, NUM_HEADS, HEAD_DIM)
         k_cache, v_cache = (torch.zeros(shape, device="cuda", dtype=torch.float16) for _ in range(2))
-        slots = torch.randperm(shape[0] * 16, device="cuda")
+        first_slots = torch.randperm(shape[0], device="cuda")[:, None] * 16
+        slots = (first_slots + torch.arange(16, device="cuda")).flatten()
         parts = [slots[i * num_tokens : (i + 1) * num_tokens] for i in range(4)]
         us = graph_time_us([partial(kernels.write_kv, k, v, k_cache, v_cache, part) for part in parts])
         last = parts[-1]

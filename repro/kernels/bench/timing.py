@@ -7,7 +7,7 @@ here: every benchmark of this package must measure in the same way. This module 
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -97,36 +97,44 @@ class PagedInputs:
 
 
 def paged_inputs(
-    lens: Sequence[int], num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, dtype:
-    torch.dtype, permuted: bool = True, seed: int = 0, max_calls: int = 256, cold_bytes: int = COLD_BYTES,
+    lens: Sequence[int], num_heads: int, num_kv_heads: int, head_dim: int, block_size: int,
+    dtype: torch.dtype, seed: int = 0, max_calls: int = 256, cold_bytes: int = COLD_BYTES,
 ) -> list[PagedInputs]:
-    """As many disjoint sub-pools of one pool as make `cold_bytes` together; blocks in random (or in linear)
-    order."""
-    torch.cuda.empty_cache()  # a pool in memory that the allocator had cut up before can be 10 % slower
+    """As many disjoint sub-pools of one pool as make `cold_bytes` together, their blocks in random order."""
+    torch.cuda.empty_cache()
     generator = torch.Generator("cuda").manual_seed(seed)
-    blocks = [-(-n // block_size) for n in lens]
+    num_blocks = sum(-(-n // block_size) for n in lens)
     num_bytes = 2 * sum(lens) * num_kv_heads * head_dim * dtype.itemsize
     num_pools = max(1, min(max_calls, -(-cold_bytes // num_bytes)))
-    total = num_pools * sum(blocks)
-    shape = (total, block_size, num_kv_heads, head_dim)
+    shape = (num_pools * num_blocks, block_size, num_kv_heads, head_dim)
     k_cache, v_cache = (
         torch.empty(shape, dtype=dtype, device="cuda").normal_(generator=generator) for _ in range(2)
     )
-    order = (
-        torch.randperm(total, device="cuda", generator=generator)
-        if permuted
-        else torch.arange(total, device="cuda")
-    )
-    tables = torch.zeros(num_pools, len(lens), max(blocks), dtype=torch.int32)
-    held = torch.arange(max(blocks))[None, :] < torch.tensor(blocks)[:, None]
-    tables[held.expand(num_pools, -1, -1)] = order.to("cpu", torch.int32)
+    order = torch.randperm(shape[0], device="cuda", generator=generator)
     context_lens = torch.tensor(lens, dtype=torch.int32, device="cuda")
     inputs = []
-    for table in tables.cuda():
-        q = torch.empty(len(lens), num_heads, head_dim, dtype=dtype, device="cuda").normal_(
-            generator=generator
-        )
+    for table in _tables(order, lens, block_size):
+        q = torch.empty(len(lens), num_heads, head_dim, dtype=dtype, device="cuda")
+        q.normal_(generator=generator)
         inputs.append(
             PagedInputs(q, k_cache, v_cache, table, context_lens, head_dim**-0.5, max(lens), num_bytes)
         )
     return inputs
+
+
+def in_order(inputs: Sequence[PagedInputs]) -> list[PagedInputs]:
+    """The same pool with every context's blocks one after the other: contiguous K and V, read by the same
+    kernel."""
+    num_blocks, block_size = inputs[0].k_cache.shape[:2]
+    order = torch.arange(num_blocks, device="cuda")
+    tables = _tables(order, inputs[0].context_lens.tolist(), block_size)
+    return [replace(x, block_table=table) for x, table in zip(inputs, tables, strict=True)]
+
+
+def _tables(order: Tensor, lens: Sequence[int], block_size: int) -> Tensor:
+    """Deal the blocks `order` out to sub-pools and contexts: int32 [sub-pools, batch, max_blocks]."""
+    blocks = torch.tensor([-(-n // block_size) for n in lens])
+    held = torch.arange(int(blocks.max()))[None, :] < blocks[:, None]
+    tables = torch.zeros(len(order) // int(blocks.sum()), *held.shape, dtype=torch.int32)
+    tables[held.expand_as(tables)] = order.to("cpu", torch.int32)
+    return tables.cuda()
