@@ -76,7 +76,7 @@ def _decode(
     heads: str, dtype: torch.dtype, context: str, lens: Sequence[int], block_size: int,
     contenders: Sequence[Contender], paging_cost: bool = False, launch: str = "graph",
 ) -> Iterator[Row]:
-    """A row for every contender; with paging_cost one more for ours, over the same pool with blocks in order."""
+    """A row for every contender; with paging_cost one more for ours, over the same pool, blocks in order."""
     permuted = paged_inputs(lens, *HEADS[heads], block_size, dtype)
     runs = [(contender, permuted, "permuted") for contender in contenders]
     if paging_cost:
