@@ -65,7 +65,8 @@ def cost_model(profile: str, deployment: Deployment, block_size: int = 16, *, an
     if not 0 <= per_request_ms <= per_seq_ms:
         raise UserError(f"per_request_ms = {per_request_ms} must be from 0 to the {per_seq_ms:.4f} ms of a sequence")
     layers = model.num_layers / MODELS[decode["model"]].num_layers
+    transfer_s = layers * sum(data["swap_ms_per_block"].values()) / 2 / 1e3  # what is swapped out comes in again
     return CostModel("a100-2023", (decode["fixed_ms"] * layers + anchor_ms) / 1e3,
                      (per_seq_ms - per_request_ms) / 1e3, per_request_ms / 1e3, per_token_ms / 1e3,
                      model.flops_per_token / (flops_per_s * efficiency), weight_read_s,
-                     2 * block_bytes / device.bytes_per_s, block_bytes / (data["link_gb_per_s"] * GB))
+                     2 * block_bytes / device.bytes_per_s, block_bytes / (data["link_gb_per_s"] * GB) + transfer_s)

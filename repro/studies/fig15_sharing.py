@@ -201,7 +201,7 @@ def _draw_panel(axis: Axes, rows: pd.DataFrame, printed: dict[int, float], metho
 
 
 def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
-    if params != replace(Params(), seeds=params.seeds, lengths=params.lengths, methods=params.methods):
+    if params.beams is not None or params != replace(Params(), seeds=params.seeds, lengths=params.lengths, methods=params.methods):
         return []  # other parameters than the paper's say nothing about its claims
     main = rows[(rows["dependence"] == AS_DRAWN) & rows["turnover"].isna()]
 
