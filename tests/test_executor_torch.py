@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 
@@ -50,6 +51,14 @@ def one_thread():
 @functools.cache
 def loaded(name: str) -> models.LoadedModel:
     return models.from_config(CONFIGS[name], name)
+
+
+def on(device: str, name: str, dtype: torch.dtype = torch.float32) -> models.LoadedModel:
+    """The same weights on another device."""
+    model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[name]), dtype=dtype,
+                                                          attn_implementation=models.IMPLEMENTATION)
+    model.load_state_dict(loaded(name).model.state_dict())
+    return dataclasses.replace(loaded(name), model=model.eval().requires_grad_(False).to(device))
 
 
 @functools.cache
@@ -107,7 +116,7 @@ class Stepwise(Timed):
         return 1
 
 
-def build(name: str, *, setting="vllm", block_size=4, slots=256, cpu_slots=0, with_logprobs=True, model=None, **scheduler):
+def build(name: str, *, setting="vllm", block_size=4, slots=256, cpu_slots=0, model=None, options=None, **scheduler):
     """(scheduler, executor) with NaN in every slot of the pools: reading one that was not written shows."""
     chosen = system(setting).with_scheduler(**scheduler)
     manager = chosen.manager(slots // block_size, block_size, MAX_LEN, cpu_slots // block_size)
@@ -115,7 +124,7 @@ def build(name: str, *, setting="vllm", block_size=4, slots=256, cpu_slots=0, wi
     store = KVStore(model.config, manager.num_blocks, block_size, cpu_slots // block_size, model.dtype, model.device)
     for cache in store.caches + store.cpu_caches:
         cache.fill_(float("nan"))
-    return Scheduler(manager, chosen.scheduler, log=[]), TorchExecutor(model, manager, store, with_logprobs=with_logprobs)
+    return Scheduler(manager, chosen.scheduler, log=[]), TorchExecutor(model, manager, store, **options or {})
 
 
 def trace(seed: int, count: int, params=lambda rng, output: SamplingParams(max_tokens=output, **GREEDY),
@@ -224,6 +233,17 @@ def test_simulated_and_real_executor_make_the_same_decisions(setting):
     Engine(simulated, SimulatedExecutor(StepTimes()), VirtualClock()).run([request for request, _ in requests])
     assert scheduler._log == simulated._log
     assert {event.kind for event in simulated._log} >= {"arrive", "admit", "finish"}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_queueing_a_step_ahead_changes_no_token(setting):
+    requests = trace(6, 16, pace=0.2)
+    scheduler, executor = build("llama", **SETTINGS[setting])
+    expected = run(scheduler, executor, requests, wrap=Stepwise)
+    for wrap in (Timed, Stepwise):
+        scheduler, executor = build("llama", **SETTINGS[setting])
+        executor.queues_ahead = True
+        assert run(scheduler, executor, requests, wrap) == expected
 
 
 def test_iterations_run_together_are_those_run_one_by_one():

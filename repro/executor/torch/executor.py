@@ -22,6 +22,7 @@ from repro.executor.torch.models import LoadedModel
 from repro.executor.torch.runner import ModelRunner
 from repro.executor.torch.sampler import BeamStep, SamplingPlan, advance_beams, logprobs, sample
 from repro.executor.torch.state import RequestState
+from repro.executor.torch.transfer import download
 from repro.memory import KVCacheManager, PagedKVCacheManager
 from repro.scheduler import SchedulerOutput
 from repro.sequence import Request, SamplingParams, SequenceGroup
@@ -46,12 +47,13 @@ class TorchExecutor(Executor):
     """
 
     def __init__(self, loaded: LoadedModel, manager: KVCacheManager, store: KVStore, *, max_num_seqs: int = 256,
-                 with_logprobs: bool = True, graphs: bool = True) -> None:
+                 with_logprobs: bool = True, graphs: bool = True, compiled: bool = False) -> None:
         self.loaded, self.store = loaded, store
         self.with_logprobs = with_logprobs
+        self.queues_ahead = loaded.device.type == "cuda"
         self._max_num_seqs = max_num_seqs
         width = manager.cdiv(loaded.config.max_model_len)
-        self.runner = ModelRunner(loaded, store, manager.block_size, max_num_seqs, width, graphs)
+        self.runner = ModelRunner(loaded, store, manager.block_size, max_num_seqs, width, graphs, compiled)
         self.reset(manager)
 
     def reset(self, manager: KVCacheManager) -> None:
@@ -61,6 +63,7 @@ class TorchExecutor(Executor):
         self.finished: dict[int, RequestState] = {}
         self._submitted: dict[int, RequestState] = {}
         self._prefixes: dict[str, np.ndarray] = {}
+        self.waited_s = 0.0  # for the device; what else a step takes is the host's own time
         self._plan: SamplingPlan | None = None
         self._queued: list[_Step] = []
 
@@ -123,10 +126,9 @@ class TorchExecutor(Executor):
         self.store.apply(output.cache_ops)
         for prefill in output.prefills:
             self._admit(prefill.group)
-        if any(prefill.num_tokens > prefill.group.request.prompt_tokens for prefill in output.prefills):
-            self.flush()  # recomputing takes the generated tokens as input
         batch = self.builder.build(output)
         if not batch.rows:
+            self.flush()
             return result
         if batch.source is not None or self._plan is None:
             self._plan = SamplingPlan.of(batch.rows, can_stop=bool(self.loaded.eos))
@@ -136,8 +138,8 @@ class TorchExecutor(Executor):
         for iteration in range(batch.num_iterations):
             logits = self.runner.prefill(batch) if batch.chunks else self.runner.decode(batch)
             self._queued.append(self._choose(batch, logits, iteration))
-        lag = self.loaded.device.type == "cuda" and not self._plan.waits
-        while len(self._queued) > lag:
+        ahead = self.queues_ahead and not self._plan.waits
+        while len(self._queued) > ahead:
             self._settle(self._queued.pop(0), result)
         return result
 
@@ -153,13 +155,14 @@ class TorchExecutor(Executor):
             self.builder.states[group] = state
 
     def _host_tokens(self, batch: Batch) -> np.ndarray:
-        """The newest tokens of rows that were not in the last batch (swapped in); 0 elsewhere."""
+        """The newest tokens of rows that were not in the last batch (swapped in); 0 elsewhere.
+
+        Only the last step may still be queued, and a row that it did not have has all its tokens here already. For the same
+        reason a prompt can be recomputed without waiting.
+        """
         tokens = np.zeros(len(batch.rows), np.int64)
         if batch.source is not None:
-            new = np.flatnonzero(batch.source[:batch.num_decodes] < 0)
-            if len(new):
-                self.flush()
-            for row in new:
+            for row in np.flatnonzero(batch.source[:batch.num_decodes] < 0):
                 tokens[row] = batch.rows[row].tokens[-1]
         return tokens
 
@@ -180,11 +183,10 @@ class TorchExecutor(Executor):
                     beams.append((rows, advance_beams(rows.state, logits[place])))
                     tokens[place] = torch.tensor(beams[-1][1].tokens, device=tokens.device)
         chosen = logprobs(logits, tokens) if self.with_logprobs else None
-        if self.loaded.device.type == "cpu":
-            return _Step(batch, tokens.clone(), chosen, beams, None)
-        tokens, chosen = _to_host(tokens), None if chosen is None else _to_host(chosen)
-        done = torch.cuda.Event()
-        done.record()
+        tokens, chosen = download(tokens), None if chosen is None else download(chosen)
+        done = torch.cuda.Event() if self.loaded.device.type == "cuda" else None
+        if done is not None:
+            done.record()
         return _Step(batch, tokens, chosen, beams, done)
 
     # After it has run
@@ -192,7 +194,9 @@ class TorchExecutor(Executor):
     def _settle(self, step: _Step, result: StepResult) -> None:
         """Hand out a step's tokens; note who stopped and which beams moved."""
         if step.done is not None:
+            start = time.perf_counter()
             step.done.synchronize()
+            self.waited_s += time.perf_counter() - start
         batch, eos = step.batch, self.loaded.eos
         tokens = step.tokens.tolist()
         values = step.logprobs.tolist() if step.logprobs is not None else None
@@ -232,8 +236,3 @@ class TorchExecutor(Executor):
         state.num_unfinished -= 1
         if not state.num_unfinished:
             self.finished[state.request.request_id] = state
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    """A copy in page-locked memory, filled when the stream gets there."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

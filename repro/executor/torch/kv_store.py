@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+import numpy as np
 import torch
 
 from repro import kernels
 from repro.config import ModelConfig
 from repro.errors import UserError
+from repro.executor.torch.transfer import upload
 from repro.memory.interface import CacheOp, OpKind
 
 
@@ -72,11 +74,11 @@ class KVStore:
         """Move blocks, each operation seeing what those before it did."""
         for run in batches(ops):
             kind = run[0].kind
-            pairs = torch.tensor([(op.src, op.dst) for op in run], dtype=torch.int64)
+            pairs = np.array([(op.src, op.dst) for op in run], np.int64)
             if kind is OpKind.COPY:
-                kernels.copy_blocks(self.caches, pairs.to(self.device), self._gpu)
+                kernels.copy_blocks(self.caches, upload(pairs, self.device), self._gpu)
             elif kind is OpKind.SWAP_OUT:
-                kernels.swap_blocks(self.caches, self.cpu_caches, pairs, pointers=(self._gpu, self._cpu))
+                kernels.swap_blocks(self.caches, self.cpu_caches, torch.from_numpy(pairs), pointers=(self._gpu, self._cpu))
             else:
-                kernels.swap_blocks(self.cpu_caches, self.caches, pairs, pointers=(self._cpu, self._gpu))
+                kernels.swap_blocks(self.cpu_caches, self.caches, torch.from_numpy(pairs), pointers=(self._cpu, self._gpu))
             self.blocks_moved[kind] += len(run)

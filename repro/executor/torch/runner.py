@@ -9,71 +9,87 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.fx.experimental._config
 from torch import Tensor
 
 from repro.executor.torch.attention import PagedInputs, attach
 from repro.executor.torch.batch import Batch
+from repro.executor.torch.fuse import compile_layers
 from repro.executor.torch.kv_store import KVStore
 from repro.executor.torch.models import LoadedModel
+from repro.executor.torch.transfer import upload
 
 #: batch sizes for which decoding is captured: matrix products cost the same within such a step
-BATCH_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-SMALLEST_CONTEXT_BUCKET = 256
+BATCH_BUCKETS = (2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+SMALLEST_CONTEXT_BUCKET = 512
 
 
 class ModelRunner:
-    """`max_rows` sequences at most; block tables `max_blocks` wide; `graphs` only on a GPU."""
+    """`max_rows` sequences at most; block tables `max_blocks` wide.
+
+    `graphs`: capture decoding on a GPU. `compiled`: see `fuse`; it changes the model in place.
+    """
 
     def __init__(self, loaded: LoadedModel, store: KVStore, block_size: int, max_rows: int, max_blocks: int,
-                 graphs: bool) -> None:
+                 graphs: bool, compiled: bool) -> None:
         device = self.device = loaded.device
         self.loaded, self.block_size = loaded, block_size
         self.graphs = graphs and device.type == "cuda"
+        max_rows = _batch_bucket(max_rows)
         attach(loaded.model, store.caches)
+        if compiled:
+            compile_layers(loaded.model)
         self.token_ids = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._context = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._grow = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._tables = torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=device)
         self._workspace = torch.zeros(max_rows * loaded.config.num_heads, dtype=torch.int32, device=device)
-        self._no_chunks = torch.zeros(1, dtype=torch.int32, device=device)
+        self._no_chunks = torch.zeros(2, dtype=torch.int32, device=device)
         self._captured: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._memory = None  # shared by all graphs: they never run at the same time
 
-    def upload(self, array: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
-        if self.device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self.device, non_blocking=True)
+    def _upload(self, array: np.ndarray) -> Tensor:
+        return upload(array, self.device)
 
     def load(self, batch: Batch, host_tokens: np.ndarray) -> None:
         """Bring a batch into the buffers. `host_tokens` int64 [rows] has the newest token of rows new to the batch."""
         count = len(batch.rows)
         if batch.source is not None:
-            source = self.upload(batch.source.astype(np.int64))
+            source = self._upload(batch.source.astype(np.int64))
             kept = self.token_ids[source.clamp(min=0)]
-            self.token_ids[:count] = torch.where(source >= 0, kept, self.upload(host_tokens))
+            self.token_ids[:count] = torch.where(source >= 0, kept, self._upload(host_tokens))
         lengths = np.zeros((2, len(self._context)), np.int32)
         lengths[0, :batch.num_decodes], lengths[1, :batch.num_decodes] = batch.context_lens, batch.grow
-        lengths = self.upload(lengths)
+        lengths = self._upload(lengths)
         self._context.copy_(lengths[0])
         self._grow.copy_(lengths[1])
-        self._tables[:count, :batch.tables.shape[1]] = self.upload(batch.tables)
+        self._tables[:count, :batch.tables.shape[1]] = self._upload(batch.tables)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def decode(self, batch: Batch) -> Tensor:
-        """One token for every row: logits [rows, vocabulary]. The greedy tokens are in `token_ids`, contexts have grown."""
-        count = batch.num_decodes
-        if not self.graphs or count > BATCH_BUCKETS[-1]:
-            return self._decode(count, batch.max_context)
-        bucket = next(size for size in BATCH_BUCKETS if size >= count)
-        context = SMALLEST_CONTEXT_BUCKET
-        while context < batch.max_context:
-            context *= 2
+        """One token for every row: logits [rows, vocabulary]. The greedy tokens are in `token_ids`, contexts have grown.
+
+        On a GPU the batch is padded to a bucket, with or without graphs, so that both compute the same.
+        """
+        count, max_context = batch.num_decodes, batch.max_context
+        if self.device.type == "cpu" or count > BATCH_BUCKETS[-1]:
+            return self._decode(count, max_context)
+        bucket, context = _batch_bucket(count), _context_bucket(max_context)
+        if not self.graphs:
+            return self._decode(bucket, context)[:count]
         if (bucket, context) not in self._captured:
             self._capture(bucket, context)
         graph, logits = self._captured[bucket, context]
         graph.replay()
         return logits[:count]
+
+    def capture_all(self, max_context: int) -> None:
+        """Capture every bucket up to a context length now, so that no step has to."""
+        contexts = {_context_bucket(length) for length in range(1, max_context + 1)}
+        for bucket in sorted(BATCH_BUCKETS, reverse=True):
+            for context in contexts if self.graphs and bucket <= len(self.token_ids) else ():
+                if (bucket, context) not in self._captured:
+                    self._capture(bucket, context)
 
     def _decode(self, count: int, max_context: int) -> Tensor:
         context, tables = self._context[:count], self._tables[:count]
@@ -86,7 +102,7 @@ class ModelRunner:
         context += self._grow[:count]
         return logits
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def prefill(self, batch: Batch) -> Tensor:
         """Decoding rows and chunks of prompts in one pass: logits [rows, vocabulary]."""
         chunks, count = batch.chunks, batch.num_decodes
@@ -94,24 +110,26 @@ class ModelRunner:
         positions = np.concatenate([context - 1, chunks.positions])
         own_slots = batch.tables[np.arange(count), (context - 1) // self.block_size].astype(np.int64) * self.block_size \
             + (context - 1) % self.block_size
-        table_rows = self.upload(np.concatenate([np.arange(count), chunks.rows]))
+        table_rows = self._upload(np.concatenate([np.arange(count), chunks.rows]))
         paged = PagedInputs(
-            slots=self.upload(np.concatenate([own_slots, chunks.slots])), block_table=self._tables[table_rows],
-            context_lens=self.upload(np.concatenate([batch.context_lens, chunks.context_lens])),
-            cu_chunks=self.upload(chunks.cu_chunks),
+            slots=self._upload(np.concatenate([own_slots, chunks.slots])), block_table=self._tables[table_rows],
+            context_lens=self._upload(np.concatenate([batch.context_lens, chunks.context_lens])),
+            cu_chunks=self._upload(chunks.cu_chunks),
             sizes=torch.tensor([count, batch.max_context, chunks.longest]),
             workspace=self._workspace)
-        token_ids = torch.cat([self.token_ids[:count], self.upload(chunks.token_ids)])
-        last = self.upload(np.concatenate([np.arange(count), count + chunks.cu_chunks[1:].astype(np.int64) - 1]))
-        logits = self._forward(token_ids, self.upload(positions), paged, last)
+        token_ids = torch.cat([self.token_ids[:count], self._upload(chunks.token_ids)])
+        last = self._upload(np.concatenate([np.arange(count), count + chunks.cu_chunks[1:].astype(np.int64) - 1]))
+        logits = self._forward(token_ids, self._upload(positions), paged, last)
         if len(chunks.logits_of) > len(chunks.rows):
-            logits = logits[self.upload(np.concatenate([np.arange(count), count + chunks.logits_of]))]
+            logits = logits[self._upload(np.concatenate([np.arange(count), count + chunks.logits_of]))]
         self.token_ids[:len(batch.rows)] = logits.argmax(-1)
         return logits
 
     def _forward(self, token_ids: Tensor, positions: Tensor, paged: PagedInputs, keep: Tensor | int) -> Tensor:
-        return self.loaded.model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, paged=paged,
-                                 logits_to_keep=keep).logits[0]
+        # Without duck shaping, sizes that happen to be equal once are not taken to be equal ever after.
+        with torch.fx.experimental._config.patch(use_duck_shape=False):
+            return self.loaded.model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, paged=paged,
+                                     logits_to_keep=keep).logits[0]
 
     def _capture(self, bucket: int, context: int) -> None:
         """Record decoding once. Nothing is stored meanwhile: with lengths of 0 every row is padding."""
@@ -129,3 +147,11 @@ class ModelRunner:
         self._captured[bucket, context] = graph, logits
         self.token_ids.copy_(saved[0])
         self._context.copy_(saved[1])
+
+
+def _batch_bucket(count: int) -> int:
+    return next((size for size in BATCH_BUCKETS if size >= count), count)
+
+
+def _context_bucket(length: int) -> int:
+    return max(SMALLEST_CONTEXT_BUCKET, 1 << (length - 1).bit_length())
