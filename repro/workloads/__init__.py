@@ -25,6 +25,7 @@ __all__ = [
     "build_trace",
     "check_arrivals",
     "fig11_lengths",
+    "length_source",
     "lengths_from_csv",
     "lengths_from_dataset",
     "make_trace",
@@ -57,11 +58,14 @@ def make_trace(
     if isinstance(max_model_len, bool) or not isinstance(max_model_len, Integral) or max_model_len < 2:
         raise UserError(f"max_model_len is {max_model_len!r}: it must be a whole number of at least 2 tokens")
     check_arrivals(rate, duration_s, seed)  # before a source that may take minutes
-    source = _length_source(workload, lengths, max_model_len, tokenizer)
+    source = length_source(workload, lengths, max_model_len, tokenizer)
     return build_trace(workload, source, rate, duration_s, seed)
 
 
-def _length_source(workload: str, lengths: str | None, max_model_len: int, tokenizer: str) -> LengthSource:
+def length_source(
+    workload: str, lengths: str | None = None, max_model_len: int = 2048, tokenizer: str = OPT_TOKENIZER
+) -> LengthSource:
+    """Where a trace's lengths come from; `lengths` and the rest as for `make_trace`."""
     if lengths is None:
         return fig11_lengths(workload, max_model_len)
     if lengths == "hub" or Path(lengths).suffix in DATASET_SUFFIXES:
