@@ -94,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("doctor", help="say what this machine can and cannot run").set_defaults(
         command=_doctor
     )
+    commands.add_parser("calibrate", help="solve the cost model's anchors again").set_defaults(command=_calibrate)
     commands.add_parser("bench", help="measure the simulator's speed").set_defaults(command=_bench)
     return parser
 
@@ -219,6 +220,12 @@ def _doctor(options: argparse.Namespace) -> int:
     from repro import doctor
 
     return doctor.main() or 0
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from repro import calibrate
+
+    return calibrate.main()
 
 
 def _bench(options: argparse.Namespace) -> int:

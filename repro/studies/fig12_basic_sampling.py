@@ -242,11 +242,12 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
     def by_model(other: str) -> dict[str, float]:
         return {model: ratio(f"{model}/sharegpt", other) for model in params.models}
 
-    read = {panel: {name: round(grid_reading(rows, panel, name) or float("nan"), 3) for name in orcas_and_vllm}
-            for panel in params.panels}
+    read = "; ".join(f"{panel} {name} {reading:.3g}" for panel in params.panels for name in orcas_and_vllm
+                     if (reading := grid_reading(rows, panel, name)) is not None)
     return [
         Judgement("fig12-curves", table(mean.get), "modelled", table(lambda key: [low[key], high[key]]),
-                  note=f"Bisected on our own curve to {params.precision:.0%}. Read on the paper's coarse grid instead: {read}."),
+                  note=f"Bisected on our own curve to {params.precision:.0%}. Read on the paper's coarse grid instead, where "
+                       f"its last rate lies above the crossing: {read}."),
         Judgement("rate-vs-oracle-sharegpt", by_model("orca-oracle"), "modelled"),
         Judgement("rate-vs-max-sharegpt", by_model("orca-max"), "modelled"),
         Judgement("rate-vs-fastertransformer", max(ratio(panel, "faster-transformer") for panel in params.panels), "modelled",
