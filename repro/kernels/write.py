@@ -39,9 +39,9 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     num_tokens, num_heads, head_dim = k.shape
     if num_tokens == 0:
         return
-    span = min(512, triton.next_power_of_2(num_heads * head_dim))
+    span = min(2048, triton.next_power_of_2(num_heads * head_dim))
     _write_kernel[(num_tokens, triton.cdiv(num_heads * head_dim, span))](
         k, v, k_cache, v_cache, slot_mapping, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), NUM_HEADS=num_heads, HEAD_DIM=head_dim,
-        BLOCK_SIZE=k_cache.shape[1], SPAN=span, num_warps=4,
+        BLOCK_SIZE=k_cache.shape[1], SPAN=span, num_warps=8,
     )

@@ -35,7 +35,10 @@ def main() -> None:
     names = ("decode", "block_sizes", "fig18a", "prefill", "write", "copy", "swap")
     parser = argparse.ArgumentParser(prog="python -m repro.kernels.bench", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for kernels.csv and manifest.json")
-    parser.add_argument("--only", nargs="+", choices=names, default=list(names), help="only these benchmarks")
+    parser.add_argument(
+        "--only", nargs="+", choices=(*names, "plans"), default=list(names), metavar="NAME",
+        help=f"only these: {', '.join(names)}; or plans, a sweep for tuning on another GPU",
+    )
     parser.add_argument(
         "--contender", action="append", default=[], metavar="MODULE:FUNCTION",
         help="another paged decode kernel to measure in the same run",

@@ -16,6 +16,7 @@ from repro import kernels
 from repro.kernels import reference
 from repro.kernels.bench.contenders import Contender, ours, sdpa_contenders
 from repro.kernels.bench.timing import PagedInputs, eager_time_us, graph_time_us, in_order, paged_inputs
+from repro.kernels.decode import DecodePlan
 
 Row = dict[str, Any]
 HEADS = {"40 x 128": (40, 40, 128), "32/8 x 128": (32, 8, 128)}  # OPT-13B and LLaMA-3.1-8B
@@ -47,6 +48,20 @@ def decode(plug_ins: Sequence[Contender]) -> Iterator[Row]:
                 if context != "ragged":
                     contenders += sdpa_contenders()
                 yield from _decode(heads, dtype, context, lens, 16, contenders, paging_cost=True)
+
+
+def plans(plug_ins: Sequence[Contender]) -> Iterator[Row]:
+    """What plan_decode's constants were read from: every division of the work for every shape, fp16."""
+    for heads in HEADS:
+        for context, lens in shapes():
+            longest = max(lens)
+            contenders = []
+            for num_warps in (1, 2, 4):
+                for chunk in (64, 128, 256, 512, 1024, 2048, 4096):
+                    if chunk < 2 * longest:
+                        plan = DecodePlan(True, 16 * num_warps, chunk, num_warps, merge=4 * num_warps)
+                        contenders.append(ours(plan))
+            yield from _decode(heads, torch.float16, context, lens, 16, contenders)
 
 
 def block_sizes(plug_ins: Sequence[Contender]) -> Iterator[Row]:

@@ -20,7 +20,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from repro import kernels
 from repro.errors import UserError
+from repro.kernels import decode
 from repro.kernels.bench.timing import PagedInputs
+from repro.kernels.decode import DecodePlan
 
 Call = Callable[[], Tensor]
 
@@ -38,18 +40,20 @@ class Contender:
     paged: bool = True
 
 
-def ours() -> Contender:
-    """Our kernel; the workspace is shared by all calls, as one stream's calls may."""
+def ours(plan: DecodePlan | None = None) -> Contender:
+    """Our kernel, with its own plan or a given one; all calls share the workspace, as one stream's calls may."""
     workspace = torch.zeros(1 << 16, dtype=torch.int32, device="cuda")
 
     def bind(x: PagedInputs) -> Call:
-        out = torch.empty_like(x.q)
-        return partial(
-            kernels.paged_decode_attention, x.q, x.k_cache, x.v_cache, x.block_table, x.context_lens, x.scale,
-            x.max_context_len, out, workspace,
+        arguments = (
+            x.q, x.k_cache, x.v_cache, x.block_table, x.context_lens, x.scale, x.max_context_len,
+            torch.empty_like(x.q), workspace,
         )
+        if plan is None:
+            return partial(kernels.paged_decode_attention, *arguments)
+        return partial(decode.paged_decode_attention, *arguments, plan)
 
-    return Contender("ours", bind)
+    return Contender("ours" if plan is None else f"ours, {plan.num_warps} warps, chunk {plan.chunk}", bind)
 
 
 def sdpa(name: str, backend: SDPBackend) -> Contender:

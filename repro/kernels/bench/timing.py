@@ -6,6 +6,7 @@ here: every benchmark of this package must measure in the same way. This module 
 """
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,9 +16,21 @@ from torch import Tensor
 COLD_BYTES = 320 << 20  # the calls of one replay touch at least this much: several times any GPU's L2
 
 
+def settle() -> None:
+    """Give cached memory back to the driver and wait until it has cleaned it.
+
+    For a while after gigabytes were freed, kernels here run up to 12 % slower, whatever they compute; and a
+    graph's capture frees all that is cached."""
+    cached = torch.cuda.memory_reserved()
+    torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+    time.sleep((cached - torch.cuda.memory_reserved()) / 50e9)  # several times what it was seen to take
+
+
 def graph_time_us(calls: Sequence[Callable[[], object]], replays: int = 11) -> float:
     """Microseconds a call: all calls captured in one CUDA graph, the median over its replays divided by their
     number."""
+    settle()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -33,6 +46,7 @@ def graph_time_us(calls: Sequence[Callable[[], object]], replays: int = 11) -> f
 
 def eager_time_us(calls: Sequence[Callable[[], object]], replays: int = 11) -> float:
     """Microseconds a call when Python launches each of them."""
+    settle()
     for call in calls[:2]:
         call()
 
@@ -101,7 +115,7 @@ def paged_inputs(
     dtype: torch.dtype, seed: int = 0, max_calls: int = 256, cold_bytes: int = COLD_BYTES,
 ) -> list[PagedInputs]:
     """As many disjoint sub-pools of one pool as make `cold_bytes` together, their blocks in random order."""
-    torch.cuda.empty_cache()
+    settle()
     generator = torch.Generator("cuda").manual_seed(seed)
     num_blocks = sum(-(-n // block_size) for n in lens)
     num_bytes = 2 * sum(lens) * num_kv_heads * head_dim * dtype.itemsize
