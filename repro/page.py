@@ -38,7 +38,7 @@ def build(figures_dir: Path, results_dir: Path) -> Path:
     entries = claims.read(figures_dir)
     manifests = {path.parent.name: _manifest(path) for path in sorted(results_dir.glob("*/manifest.json"))}
     figures = _figures(figures_dir)
-    stems = sorted({*figures, *manifests} - {""}) + ([""] if "" in figures else [])
+    stems = sorted({*figures, *manifests} - {""}, key=paths.reading_order) + ([""] if "" in figures else [])
     links = {stem: _notebook_links(stem, figures_dir, results_dir) for stem in stems}
     sections = [_experiment(stem, figures.get(stem, []), manifests.get(stem, {}), links[stem], entries)
                 for stem in stems]

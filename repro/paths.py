@@ -40,8 +40,8 @@ class Folders:
         return self.results / stem
 
     def stems(self) -> list[str]:
-        """The experiments that have a parameter file, in the order in which they run (by name)."""
-        return sorted(path.stem for path in self.experiments.glob("*.yaml"))
+        """The experiments that have a parameter file, in the order in which they run and are shown."""
+        return sorted((path.stem for path in self.experiments.glob("*.yaml")), key=reading_order)
 
     def check_stem(self, stem: str) -> str:
         """Return `stem` if it is an experiment; UserError with the known ones otherwise."""
@@ -50,6 +50,11 @@ class Folders:
             listing = ", ".join(known) or f"none: {self.experiments} holds no parameter file"
             raise UserError(f"unknown experiment {stem!r}; known: {listing}")
         return stem
+
+
+def reading_order(stem: str) -> tuple[bool, str]:
+    """Sorts experiments as a reader wants them: the paper's figures by number, then what explains them."""
+    return not stem.startswith("fig"), stem
 
 
 def root() -> Path:
