@@ -147,7 +147,7 @@ def sustained(setting: str, system: System, duration_s: float, seed: int, precis
         return serve(system, deployment, trace, costs, sampling=sampling, beams=beams).latency_s_per_token
 
     # Rungs lie far apart: a short trace says where to look.
-    nearby = crossing(lambda rate: latency(rate, duration_s / 12), 1.0, LEVEL, 0.25)
+    nearby = crossing(lambda rate: latency(rate, min(duration_s, 300.0)), 1.0, LEVEL, 0.25)
     rate = crossing(lambda rate: latency(rate, duration_s), nearby, LEVEL, precision)
     return {"setting": setting, "system": system.name, "seed": seed, "evidence": "modelled", "device": costs.name,
             "trace_hash": None, "crossing_rate": rate}
