@@ -58,7 +58,7 @@ def test_the_trace_has_a_card_that_says_what_it_is() -> None:
     assert trace.card.workload == "chatbot" and not trace.card.equals_paper_trace
     assert "4 rounds" in trace.card.source.recipe and "1024 tokens" in trace.card.source.filter
     long = Conversations(ROUNDS, 0.1, 4.0).draw(10_000, 9)
-    assert trace.card.source.mean_prompt_tokens == pytest.approx(long[:, 0].mean(), rel=0.05)
+    assert trace.card.source.mean_prompt_tokens == pytest.approx(long[:, 0].mean(), rel=0.1)
 
 
 @pytest.mark.parametrize("changes, message", [

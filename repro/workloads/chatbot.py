@@ -45,12 +45,12 @@ class Conversations:
     @cached_property
     def facts(self) -> SourceFacts:
         rounds = self.rounds.facts
-        prompt, output = self.draw(10_000, 0).mean(axis=0)
+        prompt, output = self.draw(2000, 0).mean(axis=0)
         length = "never ends" if self.mean_rounds is None else f"has {self.mean_rounds:g} rounds on average (geometric)"
         return SourceFacts(
             source=f"conversations of rounds from: {rounds.source}",
             recipe=f"a new conversation with probability {self.new_probability:g} or when none runs, else the next round of a "
-            f"random one; a conversation {length}; means are those of 10,000 requests",
+            f"random one; a conversation {length}; means are those of 2,000 requests",
             filter=f"the last {PROMPT_LIMIT} tokens of history and query; at most {OUTPUT_LIMIT} of output; {rounds.filter}",
             num_pairs=None,
             dropped_share=rounds.dropped_share,
