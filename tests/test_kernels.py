@@ -258,9 +258,9 @@ def test_write_fills_its_slots_and_nothing_else(implementation, block_size):
     assert paged.v_cache.isfinite().sum() == written.numel()
 
 
-def pools(count: int, num_blocks: int, block_size: int, device: str, pin: bool = False) -> list[torch.Tensor]:
+def pools(count, num_blocks, block_size, device, pin=False, head_dim=80) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(count)
-    shape = (num_blocks, block_size, 2, 80)
+    shape = (num_blocks, block_size, 2, head_dim)
     made = [torch.randn(shape, generator=generator).half().to(device) for _ in range(count)]
     return [pool.pin_memory() if pin else pool for pool in made]
 
@@ -275,6 +275,19 @@ def test_copy_moves_whole_blocks_in_every_cache(block_size):
     assert all(torch.equal(a, b) for a, b in zip(caches, expected, strict=True))
     assert torch.equal(caches[3][6], pools(4, 9, block_size, DEVICE)[3][1])
     blocks.copy_blocks(caches, pairs[:0])  # nothing to do is not an error
+
+
+def test_blocks_of_odd_sizes_move_too():
+    """A block of 2 x 3 half-precision numbers is no whole number of 16-byte words."""
+    caches, cpu = pools(2, 5, 1, DEVICE, head_dim=3), pools(2, 5, 1, "cpu", pin=GPU, head_dim=3)
+    blocks.copy_blocks(caches, torch.tensor([[0, 3]], device=DEVICE))
+    blocks.swap_blocks(caches, cpu, torch.tensor([[3, 4]]))
+    if GPU:
+        torch.cuda.synchronize()
+    fresh = pools(2, 5, 1, "cpu", head_dim=3)
+    for cache, pool, was in zip(caches, cpu, fresh, strict=True):
+        assert torch.equal(pool[4], was[0]) and torch.equal(pool[:4], was[:4])
+        assert torch.equal(cache[3].cpu(), was[0]) and torch.equal(cache[4].cpu(), was[4])
 
 
 @pytest.mark.parametrize("batched", [True, False])

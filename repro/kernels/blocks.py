@@ -44,9 +44,11 @@ def cache_pointers(caches: Sequence[Tensor], device: torch.device) -> Tensor:
     return torch.tensor([cache.data_ptr() for cache in caches], dtype=torch.int64).to(device)
 
 
-def _move(source: Tensor, target: Tensor, pairs: Tensor, block_bytes: int, max_programs: int) -> None:
+def _move(
+    source: Tensor, target: Tensor, pairs: Tensor, block_bytes: int, part_words: int, max_programs: int
+) -> None:
     words = block_bytes // WORD
-    span = min(512, triton.next_power_of_2(words))
+    span = min(part_words, triton.next_power_of_2(words))
     num_parts = pairs.shape[0] * triton.cdiv(words, span)
     num_caches = source.shape[0]
     programs = max(1, min(num_parts, max_programs // num_caches))
@@ -61,24 +63,28 @@ def copy_blocks(caches: Sequence[Tensor], pairs: Tensor, pointers: Tensor | None
     """Triton's version of `reference.copy_blocks`; `pointers` is cache_pointers(caches)."""
     if pairs.shape[0] == 0 or not caches:
         return
+    if _block_bytes(caches[0]) % (2 * WORD):  # heads of odd sizes
+        reference.copy_blocks(caches, pairs)
+        return
     if pointers is None:
         pointers = cache_pointers(caches, pairs.device)
-    _move(pointers, pointers, pairs, _block_bytes(caches[0]), max_programs=1 << 20)
+    _move(pointers, pointers, pairs, _block_bytes(caches[0]), part_words=512, max_programs=1 << 20)
 
 
 def swap_blocks(
     source: Sequence[Tensor], target: Sequence[Tensor], pairs: Tensor, batched: bool = True,
-    pointers: tuple[Tensor, Tensor] | None = None, max_programs: int = 160,
+    pointers: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Triton's version of `reference.swap_blocks`, queued on the current stream; the CPU caches are pinned.
 
     `pointers` are cache_pointers of source and target. `pairs` may be on the CPU or already on the GPU."""
     if pairs.shape[0] == 0 or not source:
         return
-    if not batched:
-        reference.swap_blocks(source, target, pairs, batched=False)
+    if not batched or _block_bytes(source[0]) % (2 * WORD):
+        reference.swap_blocks(source, target, pairs, batched)
         return
     device = source[0].device if source[0].is_cuda else target[0].device
     if pointers is None:
         pointers = cache_pointers(source, device), cache_pointers(target, device)
-    _move(*pointers, pairs.to(device), _block_bytes(source[0]), max_programs)
+    # About one program a multiprocessor keeps the bus busy and leaves room for kernels that run meanwhile.
+    _move(*pointers, pairs.to(device), _block_bytes(source[0]), part_words=1024, max_programs=160)
