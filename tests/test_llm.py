@@ -72,6 +72,13 @@ def test_samples_beams_and_preemption_are_counted(tiny):
     assert statistics.blocks_swapped_out > 0 and statistics.blocks_swapped_in == statistics.blocks_swapped_out
 
 
+def test_engines_can_take_turns_with_one_model(tiny):
+    greedy = SamplingParams(temperature=0, max_tokens=12)
+    one, other = small(tiny), LLM(tiny, pool=PoolSize(num_blocks=16), block_size=8, quiet=True)
+    results = [llm.generate(PROMPTS, greedy, progress=False) for llm in (one, other, one)]
+    assert len({str([one.token_ids for one in result]) for result in results}) == 1
+
+
 def test_a_prefix_is_put_before_every_prompt(tiny):
     llm = small(tiny, block_size=4)
     greedy = SamplingParams(temperature=0, max_tokens=8)

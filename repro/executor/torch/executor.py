@@ -16,6 +16,7 @@ from torch import Tensor
 
 from repro.errors import UserError
 from repro.executor.interface import Executor, StepResult
+from repro.executor.torch.attention import attach
 from repro.executor.torch.batch import Batch, BatchBuilder, Chunks, GroupRows
 from repro.executor.torch.kv_store import KVStore
 from repro.executor.torch.models import LoadedModel
@@ -53,11 +54,15 @@ class TorchExecutor(Executor):
         self.queues_ahead = loaded.device.type == "cuda"
         self._max_num_seqs = max_num_seqs
         width = manager.cdiv(loaded.config.max_model_len)
-        self.runner = ModelRunner(loaded, store, manager.block_size, max_num_seqs, width, graphs, compiled)
+        self.runner = ModelRunner(loaded, manager.block_size, max_num_seqs, width, graphs, compiled)
         self.reset(manager)
 
     def reset(self, manager: KVCacheManager) -> None:
-        """Begin anew with another manager of the same pool; whatever was running is given up."""
+        """Begin anew with another manager of the same pool; whatever was running is given up.
+
+        The model is given this executor's pool: several executors may share a model, but only the one begun last runs.
+        """
+        attach(self.loaded.model, self.store.caches)
         self.manager = manager
         self.builder = BatchBuilder(manager, self._max_num_seqs, manager.cdiv(self.loaded.config.max_model_len))
         self.finished: dict[int, RequestState] = {}

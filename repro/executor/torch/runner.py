@@ -12,10 +12,9 @@ import torch
 import torch.fx.experimental._config
 from torch import Tensor
 
-from repro.executor.torch.attention import PagedInputs, attach
+from repro.executor.torch.attention import PagedInputs
 from repro.executor.torch.batch import Batch
 from repro.executor.torch.fuse import compile_layers
-from repro.executor.torch.kv_store import KVStore
 from repro.executor.torch.models import LoadedModel
 from repro.executor.torch.transfer import upload
 
@@ -30,13 +29,12 @@ class ModelRunner:
     `graphs`: capture decoding on a GPU. `compiled`: see `fuse`; it changes the model in place.
     """
 
-    def __init__(self, loaded: LoadedModel, store: KVStore, block_size: int, max_rows: int, max_blocks: int,
+    def __init__(self, loaded: LoadedModel, block_size: int, max_rows: int, max_blocks: int,
                  graphs: bool, compiled: bool) -> None:
         device = self.device = loaded.device
         self.loaded, self.block_size = loaded, block_size
         self.graphs = graphs and device.type == "cuda"
         max_rows = _batch_bucket(max_rows)
-        attach(loaded.model, store.caches)
         if compiled:
             compile_layers(loaded.model)
         self.token_ids = torch.zeros(max_rows, dtype=torch.int64, device=device)
