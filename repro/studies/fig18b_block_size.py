@@ -74,10 +74,11 @@ def points(params: Params) -> list[Point]:
     runs = []
     for workload, rate in (("sharegpt", params.rate_sharegpt), ("alpaca", params.rate_alpaca)):
         for size in params.block_sizes:
-            variants = [(WASTE, 1.0)] + [(BOTH, relative[size])] * (relative.get(size, 0.0) >= 1.0)
+            kernel = relative.get(size, 0.0)
+            variants = [(WASTE, 1.0), *([(BOTH, kernel)] if kernel >= 1.0 else [])]
             runs += [Point(served_with, {"workload": workload, "rate": rate, "duration_s": params.duration_s, "block_size": size, "seed": seed,
-                                         "effects": effects, "kernel": kernel, "lengths": params.lengths}, weight=rate * params.duration_s)
-                     for effects, kernel in variants for seed in params.seeds]
+                                         "effects": effects, "kernel": slower, "lengths": params.lengths}, weight=rate * params.duration_s)
+                     for effects, slower in variants for seed in params.seeds]
     return kernels + runs
 
 
