@@ -52,6 +52,15 @@ def test_the_papers_parameters_are_judged(small):
     assert judged["fig19a-20-percent"].ours > 100
 
 
+def test_recorded_swaps_out_and_in_are_added_up(tmp_path):
+    path = tmp_path / "kernels.csv"
+    line = "swap,{},{},16.0,{},{},GPU\n"
+    path.write_text("benchmark,contender,tokens,block_size,direction,us,device\n" + line.format("ours one launch", 256.0, "out", 4000)
+                    + line.format("ours one launch", 256.0, "in", 5000) + line.format("ours one launch", 1024.0, "in", 1) + "copy,x,,16.0,,7,GPU\n")
+    row, = study.recorded_swaps(path)
+    assert (row["milliseconds"], row["block_size"], row["evidence"], row["device"]) == (9.0, 16, "recorded", "GPU")
+
+
 @pytest.mark.parametrize("wrong, match", [({"rates": ()}, "rates"), ({"rates": (0.0,)}, "rates"), ({"block_sizes": (48,)}, "block_size"),
                                           ({"seeds": (-1,)}, "seeds"), ({"duration_s": 0.0}, "duration_s")])
 def test_what_cannot_be_is_refused(wrong, match):
