@@ -4,8 +4,8 @@
     llm.generate(prompts, params, observers=[watch])
     draw(watch.states, [0, 4, 8])
 
-One row per sequence, one cell per logical block; a cell shows its physical block, how far it is filled, and how many
-sequences hold it. This module sees managers and lengths; it knows no tokens.
+One row per sequence, one cell per logical block; a cell shows its physical block, how far it is filled, and
+how many sequences hold it. This module sees managers and lengths; it knows no tokens.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class State:
-    """All block tables during one iteration, by sequence; empty blocks of a reservation are cells with nothing filled."""
+    """All block tables during one iteration, by sequence; empty blocks of a reservation are cells with
+    nothing filled."""
 
     iteration: int
     block_size: int
@@ -61,9 +62,13 @@ class BlockTables(Observer):
         for group, stored in engine.scheduler.stored_lengths(output.iteration):
             for seq in group.seqs:
                 tables[seq.seq_id] = [
-                    Cell(block, min(max(stored - index * size, 0), size),
-                         manager.gpu.ref_counts[block] if isinstance(manager, PagedKVCacheManager) else 1)
-                    for index, block in enumerate(manager.block_table(seq))]
+                    Cell(
+                        block,
+                        min(max(stored - index * size, 0), size),
+                        manager.gpu.ref_counts[block] if isinstance(manager, PagedKVCacheManager) else 1,
+                    )
+                    for index, block in enumerate(manager.block_table(seq))
+                ]
         self.states.append(State(output.iteration, size, tables))
 
 
@@ -78,13 +83,21 @@ def draw(states: Iterable[State], iterations: Iterable[int] | None = None, max_b
     width = min(max_blocks, max(len(cells) for state in chosen for cells in state.tables.values()))
     tallest = max(len(state.tables) for state in chosen)
     with plotting.house():
-        figure, axes = plotting.panels([f"Iteration {state.iteration}: {state.physical_blocks} physical blocks" for state in chosen],
-                                       columns=2, width=max(4.0, 0.55 * width + 1.2), height=0.42 * tallest + 0.5)
+        figure, axes = plotting.panels(
+            [f"Iteration {state.iteration}: {state.physical_blocks} physical blocks" for state in chosen],
+            columns=2,
+            width=max(4.0, 0.55 * width + 1.2),
+            height=0.42 * tallest + 0.5,
+        )
         for axis, state in zip(axes, chosen):
             _draw_state(axis, state, width, tallest)
         labels = ("one sequence", "two", "three", "four or more")
-        figure.legend(handles=[Patch(facecolor=color, label=label) for color, label in zip(_HOLDERS, labels)], ncols=4,
-                      loc="outside lower center", title="Number: physical block. Filled part: slots in use. Held by:")
+        figure.legend(
+            handles=[Patch(facecolor=color, label=label) for color, label in zip(_HOLDERS, labels)],
+            ncols=4,
+            loc="outside lower center",
+            title="Number: physical block. Filled part: slots in use. Held by:",
+        )
     return figure
 
 
@@ -95,10 +108,22 @@ def _draw_state(axis: Axes, state: State, width: int, height: int) -> None:
             axis.barh(row, 0.92 * cell.filled / state.block_size, 0.76, left=column, color=color)
             axis.barh(row, 0.92, 0.76, left=column, facecolor="none", edgecolor="#888888", linewidth=0.8)
             dark = cell.holders > 2 and 2 * cell.filled > state.block_size
-            axis.text(column + 0.46, row, str(cell.physical), ha="center", va="center", fontsize=8,
-                      color="white" if dark else "#222222")
-    axis.set(xlim=(-0.05, width), ylim=(height - 0.4, -0.6), xticks=[], yticks=range(len(state.tables)),
-             yticklabels=list(state.tables))
+            axis.text(
+                column + 0.46,
+                row,
+                str(cell.physical),
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="white" if dark else "#222222",
+            )
+    axis.set(
+        xlim=(-0.05, width),
+        ylim=(height - 0.4, -0.6),
+        xticks=[],
+        yticks=range(len(state.tables)),
+        yticklabels=list(state.tables),
+    )
     axis.tick_params(left=False)
     axis.grid(visible=False)
     for spine in axis.spines.values():

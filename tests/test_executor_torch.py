@@ -24,17 +24,29 @@ from repro.systems import system
 
 VOCABULARY = 101
 MAX_LEN = 64
-SHAPE = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=VOCABULARY,
-             max_position_embeddings=MAX_LEN, pad_token_id=None, bos_token_id=None, eos_token_id=None)
+SHAPE = dict(
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    vocab_size=VOCABULARY,
+    max_position_embeddings=MAX_LEN,
+    pad_token_id=None,
+    bos_token_id=None,
+    eos_token_id=None,
+)
 # Weights larger than usual, so that the tokens vary and the top two are far apart.
 CONFIGS = {
     "opt": transformers.OPTConfig(**SHAPE, ffn_dim=64, word_embed_proj_dim=32, init_std=0.3),
-    "opt-post-norm": transformers.OPTConfig(**SHAPE, ffn_dim=64, word_embed_proj_dim=16, init_std=0.3,
-                                            do_layer_norm_before=False),
+    "opt-post-norm": transformers.OPTConfig(
+        **SHAPE, ffn_dim=64, word_embed_proj_dim=16, init_std=0.3, do_layer_norm_before=False
+    ),
     "llama": transformers.LlamaConfig(**SHAPE, intermediate_size=48, initializer_range=0.3),
-    "qwen2": transformers.Qwen2Config(**SHAPE, num_key_value_heads=2, intermediate_size=48, initializer_range=0.3),
-    "qwen3": transformers.Qwen3Config(**SHAPE, num_key_value_heads=1, head_dim=16, intermediate_size=48,
-                                      initializer_range=0.3),
+    "qwen2": transformers.Qwen2Config(
+        **SHAPE, num_key_value_heads=2, intermediate_size=48, initializer_range=0.3
+    ),
+    "qwen3": transformers.Qwen3Config(
+        **SHAPE, num_key_value_heads=1, head_dim=16, intermediate_size=48, initializer_range=0.3
+    ),
 }
 GREEDY = dict(temperature=0.0, ignore_eos=True)
 
@@ -55,8 +67,9 @@ def loaded(name: str) -> models.LoadedModel:
 
 def on(device: str, name: str, dtype: torch.dtype = torch.float32) -> models.LoadedModel:
     """The same weights on another device."""
-    model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[name]), dtype=dtype,
-                                                          attn_implementation=models.IMPLEMENTATION)
+    model = transformers.AutoModelForCausalLM.from_config(
+        copy.deepcopy(CONFIGS[name]), dtype=dtype, attn_implementation=models.IMPLEMENTATION
+    )
     model.load_state_dict(loaded(name).model.state_dict())
     return dataclasses.replace(loaded(name), model=model.eval().requires_grad_(False).to(device))
 
@@ -64,7 +77,9 @@ def on(device: str, name: str, dtype: torch.dtype = torch.float32) -> models.Loa
 @functools.cache
 def reference(name: str):
     """The same weights in an untouched transformers model."""
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.float32, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(
+        CONFIGS[name], dtype=torch.float32, attn_implementation="eager"
+    )
     model.load_state_dict(loaded(name).model.state_dict())
     return model.eval()
 
@@ -72,15 +87,23 @@ def reference(name: str):
 @functools.cache
 def generated(name: str, prompt: tuple[int, ...], count: int, **options):
     ids = torch.tensor([prompt])
-    return reference(name).generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count,
-                                    min_new_tokens=count, return_dict_in_generate=True, output_logits=True, use_cache=True,
-                                    **options)
+    return reference(name).generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=count,
+        min_new_tokens=count,
+        return_dict_in_generate=True,
+        output_logits=True,
+        use_cache=True,
+        **options,
+    )
 
 
 def assert_greedy(name: str, prompt: tuple[int, ...], tokens: list[int]) -> None:
     """Equal to generate, unless generate itself was undecided (its two best logits within 1e-4)."""
     result = generated(name, prompt, len(tokens))
-    expected = result.sequences[0, len(prompt):].tolist()
+    expected = result.sequences[0, len(prompt) :].tolist()
     if tokens != expected:
         step = next(i for i, (ours, theirs) in enumerate(zip(tokens, expected)) if ours != theirs)
         best = result.logits[step][0].topk(2).values
@@ -99,7 +122,8 @@ class StepTimes:
 
 
 class Timed(Executor):
-    """The real executor with the simulated one's step times, so that arrivals fall where they fall in simulation."""
+    """The real executor with the simulated one's step times, so that arrivals fall where they fall in
+    simulation."""
 
     def __init__(self, real: TorchExecutor) -> None:
         self.real, self.simulated = real, SimulatedExecutor(StepTimes())
@@ -108,7 +132,9 @@ class Timed(Executor):
         return self.simulated.lookahead(output, now_s, until_s)
 
     def execute(self, output) -> StepResult:
-        return dataclasses.replace(self.real.execute(output), durations_s=self.simulated.execute(output).durations_s)
+        return dataclasses.replace(
+            self.real.execute(output), durations_s=self.simulated.execute(output).durations_s
+        )
 
 
 class Stepwise(Timed):
@@ -116,19 +142,28 @@ class Stepwise(Timed):
         return 1
 
 
-def build(name: str, *, setting="vllm", block_size=4, slots=256, cpu_slots=0, model=None, options=None, **scheduler):
+def build(
+    name: str, *, setting="vllm", block_size=4, slots=256, cpu_slots=0, model=None, options=None, **scheduler
+):
     """(scheduler, executor) with NaN in every slot of the pools: reading one that was not written shows."""
     chosen = system(setting).with_scheduler(**scheduler)
     manager = chosen.manager(slots // block_size, block_size, MAX_LEN, cpu_slots // block_size)
     model = model or loaded(name)
-    store = KVStore(model.config, manager.num_blocks, block_size, cpu_slots // block_size, model.dtype, model.device)
+    store = KVStore(
+        model.config, manager.num_blocks, block_size, cpu_slots // block_size, model.dtype, model.device
+    )
     for cache in store.caches + store.cpu_caches:
         cache.fill_(float("nan"))
     return Scheduler(manager, chosen.scheduler, log=[]), TorchExecutor(model, manager, store, **options or {})
 
 
-def trace(seed: int, count: int, params=lambda rng, output: SamplingParams(max_tokens=output, **GREEDY),
-          longest=12, pace=1.5) -> list[tuple[Request, tuple[int, ...]]]:
+def trace(
+    seed: int,
+    count: int,
+    params=lambda rng, output: SamplingParams(max_tokens=output, **GREEDY),
+    longest=12,
+    pace=1.5,
+) -> list[tuple[Request, tuple[int, ...]]]:
     rng = np.random.default_rng(seed)
     arrival, requests = 0.0, []
     for index in range(count):
@@ -179,13 +214,17 @@ def test_greedy_tokens_are_those_of_generate(name, block_size, setting):
 def test_beam_search_is_that_of_transformers(name, width, setting):
     options = SETTINGS[setting] | {"slots": 512 if setting != "vllm, swap" else 28 * width}
     scheduler, executor = build(name, **options)
-    requests = trace(2, 10, lambda rng, output: SamplingParams(n=width, use_beam_search=True, max_tokens=output), pace=0.1)
+    requests = trace(
+        2, 10, lambda rng, output: SamplingParams(n=width, use_beam_search=True, max_tokens=output), pace=0.1
+    )
     tokens = run(scheduler, executor, requests)
     forks = sum(event.kind == "fork" for event in scheduler._log)
     assert forks > 0 and (setting != "vllm, swap" or scheduler.num_preemptions > 0)
     for request, ids in requests:
-        result = generated(name, ids, request.output_tokens, num_beams=width, num_return_sequences=width, output_scores=True)
-        assert tokens[request.request_id] == result.sequences[:, len(ids):].tolist()
+        result = generated(
+            name, ids, request.output_tokens, num_beams=width, num_return_sequences=width, output_scores=True
+        )
+        assert tokens[request.request_id] == result.sequences[:, len(ids) :].tolist()
         state = executor.finished[request.request_id]
         scores = [row.cumulative_logprob / len(row.tokens) for row in state.ranked]
         assert scores == pytest.approx(result.sequences_scores.tolist(), abs=1e-5)
@@ -197,8 +236,15 @@ def any_kind(rng, output: int) -> SamplingParams:
         return SamplingParams(max_tokens=output, **GREEDY)
     if kind == 1:
         return SamplingParams(n=int(rng.integers(2, 5)), use_beam_search=True, max_tokens=output)
-    return SamplingParams(n=int(rng.integers(1, 4)), temperature=float(rng.uniform(0.5, 1.5)), seed=int(rng.integers(100)),
-                          top_k=int(rng.integers(0, 20)), top_p=float(rng.uniform(0.5, 1)), max_tokens=output, ignore_eos=True)
+    return SamplingParams(
+        n=int(rng.integers(1, 4)),
+        temperature=float(rng.uniform(0.5, 1.5)),
+        seed=int(rng.integers(100)),
+        top_k=int(rng.integers(0, 20)),
+        top_p=float(rng.uniform(0.5, 1)),
+        max_tokens=output,
+        ignore_eos=True,
+    )
 
 
 @pytest.mark.parametrize("setting", ["vllm", "vllm, swap", "orca-max"])
@@ -215,7 +261,9 @@ def test_tokens_of_a_mixed_batch_are_those_that_each_request_gets_alone(setting)
 
 
 def test_recomputed_samples_that_have_diverged_keep_their_tokens():
-    requests = trace(4, 10, lambda rng, output: SamplingParams(n=3, seed=7, max_tokens=output, ignore_eos=True))
+    requests = trace(
+        4, 10, lambda rng, output: SamplingParams(n=3, seed=7, max_tokens=output, ignore_eos=True)
+    )
     plenty = run(*build("llama", slots=1024), requests)
     scheduler, executor = build("llama", slots=72, preemption=PreemptionMode.RECOMPUTE)
     assert run(scheduler, executor, requests) == plenty
@@ -224,13 +272,20 @@ def test_recomputed_samples_that_have_diverged_keep_their_tokens():
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_simulated_and_real_executor_make_the_same_decisions(setting):
-    requests = trace(5, 24, lambda rng, output: SamplingParams(n=int(rng.integers(1, 3)), temperature=0.7, seed=1,
-                                                               max_tokens=output, ignore_eos=True))
+    requests = trace(
+        5,
+        24,
+        lambda rng, output: SamplingParams(
+            n=int(rng.integers(1, 3)), temperature=0.7, seed=1, max_tokens=output, ignore_eos=True
+        ),
+    )
     options = SETTINGS[setting] | ({"slots": 64} if "," in setting else {})
     scheduler, executor = build("opt", **options)
     run(scheduler, executor, requests)
     simulated, _ = build("opt", **options)
-    Engine(simulated, SimulatedExecutor(StepTimes()), VirtualClock()).run([request for request, _ in requests])
+    Engine(simulated, SimulatedExecutor(StepTimes()), VirtualClock()).run(
+        [request for request, _ in requests]
+    )
     assert scheduler._log == simulated._log
     assert {event.kind for event in simulated._log} >= {"arrive", "admit", "finish"}
 
@@ -254,14 +309,21 @@ def test_iterations_run_together_are_those_run_one_by_one():
 @pytest.mark.parametrize("setting", ["vllm", "orca-pow2", "faster-transformer"])
 def test_a_stop_token_ends_a_sequence_where_generate_ends_it(setting):
     model = dataclasses.replace(loaded("qwen2"), eos=frozenset(range(7, VOCABULARY, 10)))
-    requests = [(dataclasses.replace(request, output_tokens=20, sampling=SamplingParams(temperature=0.0, max_tokens=20)), ids)
-                for request, ids in trace(7, 30)]
+    requests = [
+        (
+            dataclasses.replace(
+                request, output_tokens=20, sampling=SamplingParams(temperature=0.0, max_tokens=20)
+            ),
+            ids,
+        )
+        for request, ids in trace(7, 30)
+    ]
     scheduler, executor = build("qwen2", model=model, slots=2048, setting=setting)
     tokens = run(scheduler, executor, requests, wrap=Stepwise)
     stopped = 0
     for request, ids in requests:
-        full = generated("qwen2", ids, 20).sequences[0, len(ids):].tolist()
-        expected = full[:next((i for i, token in enumerate(full) if token in model.eos), len(full)) + 1]
+        full = generated("qwen2", ids, 20).sequences[0, len(ids) :].tolist()
+        expected = full[: next((i for i, token in enumerate(full) if token in model.eos), len(full)) + 1]
         assert tokens[request.request_id] == [expected]
         stopped += executor.finished[request.request_id].sequences[0].stopped
     assert 0 < stopped < 30
@@ -281,8 +343,10 @@ def test_parallel_samples_stop_one_by_one():
 
 def test_a_shared_prefix_is_computed_once_and_changes_no_token():
     prefix = tuple(range(40, 51))
-    requests = [(dataclasses.replace(request, prompt_tokens=len(ids) + 11, prefix_id="p"), prefix + ids)
-                for request, ids in trace(8, 6)]
+    requests = [
+        (dataclasses.replace(request, prompt_tokens=len(ids) + 11, prefix_id="p"), prefix + ids)
+        for request, ids in trace(8, 6)
+    ]
     scheduler, executor = build("qwen2")
     assert executor.store_prefix("p", prefix) == 8  # whole blocks of 4
     tokens = run(scheduler, executor, requests)
@@ -302,4 +366,6 @@ def test_nothing_leaks_over_many_requests_of_all_kinds():
     scheduler.add(Request(1500, 0.0, 1, 1, SamplingParams(max_tokens=1, **GREEDY)))
     executor.submit(scheduler.waiting[0].request, [1])
     executor.execute(scheduler.schedule())
-    assert len(executor.builder.states) == 1 and not executor._submitted  # nothing is remembered but the newest
+    assert (
+        len(executor.builder.states) == 1 and not executor._submitted
+    )  # nothing is remembered but the newest

@@ -21,9 +21,18 @@ from repro.scheduler import PreemptionMode
 from repro.sequence import SamplingParams
 from repro.systems import SYSTEMS
 
-TINY = transformers.LlamaConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=101,
-                                intermediate_size=48, max_position_embeddings=64, initializer_range=0.3,
-                                bos_token_id=None, eos_token_id=None, pad_token_id=None)
+TINY = transformers.LlamaConfig(
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    vocab_size=101,
+    intermediate_size=48,
+    max_position_embeddings=64,
+    initializer_range=0.3,
+    bos_token_id=None,
+    eos_token_id=None,
+    pad_token_id=None,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +62,9 @@ def test_every_system_gives_the_same_greedy_tokens_and_its_own_statistics(tiny, 
     found = small(tiny, system=system, block_size=4).generate(PROMPTS, greedy, progress=False)
     assert [result.token_ids for result in found] == [result.token_ids for result in expected]
     statistics = found.statistics
-    assert statistics.prompt_tokens == 27 and statistics.output_tokens == 36 and statistics.num_iterations >= 12
+    assert (
+        statistics.prompt_tokens == 27 and statistics.output_tokens == 36 and statistics.num_iterations >= 12
+    )
     assert 0 < statistics.mean_pool_usage <= statistics.peak_pool_usage <= 1
     assert 0 < statistics.mean_first_token_s <= statistics.seconds
     assert {event.kind for event in found.events} >= {"arrive", "admit", "finish"}
@@ -61,7 +72,10 @@ def test_every_system_gives_the_same_greedy_tokens_and_its_own_statistics(tiny, 
 
 def test_samples_beams_and_preemption_are_counted(tiny):
     llm = LLM(tiny, pool=PoolSize(num_blocks=24), block_size=4, preemption=PreemptionMode.SWAP, quiet=True)
-    params = [SamplingParams(n=3, seed=1, max_tokens=20), SamplingParams(n=2, use_beam_search=True, max_tokens=20)] * 2
+    params = [
+        SamplingParams(n=3, seed=1, max_tokens=20),
+        SamplingParams(n=2, use_beam_search=True, max_tokens=20),
+    ] * 2
     result = llm.generate([[1, 2, 3]] * 4, params, progress=False)
     assert [len(one.samples) for one in result] == [3, 2, 3, 2]
     assert result[0].token_ids == result[2].token_ids and result[1].token_ids == result[3].token_ids
@@ -95,15 +109,21 @@ def test_the_boot_line_says_what_the_pool_comes_to(tiny, capsys):
     assert "512 tokens (32 blocks of 16, 0.00 GiB), 16.0 sequences of 32 tokens at once" in line
 
 
-@pytest.mark.parametrize("message, action", [
-    ("exceed the 64", lambda llm: llm.generate([[1] * 60], SamplingParams(max_tokens=10))),
-    ("from 0 to 100", lambda llm: llm.generate([[101]])),
-    ("at least 1", lambda llm: llm.generate([[]])),
-    ("no tokenizer", lambda llm: llm.generate(["text"])),
-    ("as many of each|give as many", lambda llm: llm.generate([[1]], [SamplingParams()] * 2)),
-    ("sort the prompts", lambda llm: llm.generate([[1], [2]], arrival_s=[1.0, 0.0])),
-    ("does not fit into an empty pool", lambda llm: llm.generate([[1] * 30], SamplingParams(n=30, max_tokens=30))),
-])
+@pytest.mark.parametrize(
+    "message, action",
+    [
+        ("exceed the 64", lambda llm: llm.generate([[1] * 60], SamplingParams(max_tokens=10))),
+        ("from 0 to 100", lambda llm: llm.generate([[101]])),
+        ("at least 1", lambda llm: llm.generate([[]])),
+        ("no tokenizer", lambda llm: llm.generate(["text"])),
+        ("as many of each|give as many", lambda llm: llm.generate([[1]], [SamplingParams()] * 2)),
+        ("sort the prompts", lambda llm: llm.generate([[1], [2]], arrival_s=[1.0, 0.0])),
+        (
+            "does not fit into an empty pool",
+            lambda llm: llm.generate([[1] * 30], SamplingParams(n=30, max_tokens=30)),
+        ),
+    ],
+)
 def test_a_request_that_cannot_run_is_refused_and_the_engine_stays_usable(tiny, message, action):
     llm = small(tiny)
     with pytest.raises(UserError, match=message):
@@ -111,25 +131,31 @@ def test_a_request_that_cannot_run_is_refused_and_the_engine_stays_usable(tiny, 
     assert len(llm.generate([[1, 2]], SamplingParams(max_tokens=3), progress=False)[0].token_ids[0]) == 3
 
 
-@pytest.mark.parametrize("message, options", [
-    ("sized twice", lambda: {"pool": PoolSize(num_blocks=3, kv_gib=1)}),
-    ("must be positive", lambda: {"pool": PoolSize(kv_gib=-1)}),
-    ("holds no block", lambda: {"pool": PoolSize(kv_gib=1e-9)}),
-    ("for GPUs", lambda: {"pool": PoolSize(free_share=0.5)}),
-    ("power of two", lambda: {"block_size": 12}),
-    ("unknown system", lambda: {"system": "vlm"}),
-    ("takes from 1 to 64", lambda: {"max_model_len": 65}),
-])
+@pytest.mark.parametrize(
+    "message, options",
+    [
+        ("sized twice", lambda: {"pool": PoolSize(num_blocks=3, kv_gib=1)}),
+        ("must be positive", lambda: {"pool": PoolSize(kv_gib=-1)}),
+        ("holds no block", lambda: {"pool": PoolSize(kv_gib=1e-9)}),
+        ("for GPUs", lambda: {"pool": PoolSize(free_share=0.5)}),
+        ("power of two", lambda: {"block_size": 12}),
+        ("unknown system", lambda: {"system": "vlm"}),
+        ("takes from 1 to 64", lambda: {"max_model_len": 65}),
+    ],
+)
 def test_an_engine_that_cannot_be_built_is_refused(tiny, message, options):
     with pytest.raises(UserError, match=message):
         LLM(tiny, quiet=True, **options())
 
 
-@pytest.mark.parametrize("message, arguments", [
-    ("use one of smollm2", {"name": "no-such-model"}),
-    ("float32, float16, bfloat16", {"name": "opt-125m", "dtype": "int8"}),
-    ("no CUDA GPU", {"name": "opt-125m", "device": "cuda"}),
-])
+@pytest.mark.parametrize(
+    "message, arguments",
+    [
+        ("use one of smollm2", {"name": "no-such-model"}),
+        ("float32, float16, bfloat16", {"name": "opt-125m", "dtype": "int8"}),
+        ("no CUDA GPU", {"name": "opt-125m", "device": "cuda"}),
+    ],
+)
 def test_a_model_that_cannot_be_had_is_refused(message, arguments):
     if "cuda" in arguments.values() and torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -144,8 +170,18 @@ def test_a_missing_weight_file_is_one_clear_message(tmp_path):
 
 
 def test_sliding_windows_and_odd_heads_are_refused():
-    sliding = transformers.Qwen2Config(**(TINY.to_dict() | {"use_sliding_window": True, "sliding_window": 8,
-                                                            "max_window_layers": 0, "model_type": "qwen2", "layer_types": None}))
+    sliding = transformers.Qwen2Config(
+        **(
+            TINY.to_dict()
+            | {
+                "use_sliding_window": True,
+                "sliding_window": 8,
+                "max_window_layers": 0,
+                "model_type": "qwen2",
+                "layer_types": None,
+            }
+        )
+    )
     with pytest.raises(UserError, match="sliding-window"):
         models.from_config(sliding, "sliding")
     wide = transformers.LlamaConfig(**(TINY.to_dict() | {"head_dim": 512}))
@@ -170,10 +206,22 @@ def test_equal_seeds_give_equal_weights():
 
 
 TEXTS = [
-    "The capital of France is", "Once upon a time, in a small village by the sea,", "def fibonacci(n):", "Water boils at",
-    "The three laws of robotics are", "Dear Sir or Madam,", "1, 1, 2, 3, 5, 8,", "Photosynthesis is the process by which",
-    "To make an omelette, first", "The quick brown fox", "In 1969, the first humans", "Q: What is the largest planet?\nA:",
-    "The meeting was moved to", "Virtual memory lets an operating system", "She opened the door and", "import numpy as np\n",
+    "The capital of France is",
+    "Once upon a time, in a small village by the sea,",
+    "def fibonacci(n):",
+    "Water boils at",
+    "The three laws of robotics are",
+    "Dear Sir or Madam,",
+    "1, 1, 2, 3, 5, 8,",
+    "Photosynthesis is the process by which",
+    "To make an omelette, first",
+    "The quick brown fox",
+    "In 1969, the first humans",
+    "Q: What is the largest planet?\nA:",
+    "The meeting was moved to",
+    "Virtual memory lets an operating system",
+    "She opened the door and",
+    "import numpy as np\n",
 ]
 
 
@@ -187,37 +235,44 @@ def smollm2() -> models.LoadedModel:
 def test_the_embedded_model_writes_what_transformers_generates(smollm2):
     """16 real prompts x 64 tokens for block sizes 1, 16 and 256.
 
-    The tokens are checked by one plain forward pass over each prompt and its output: they are greedy's if each is the
-    best continuation of all before it. Where the two best logits are within 1e-4, either counts. Two prompts also go
-    through generate itself.
+    The tokens are checked by one plain forward pass over each prompt and its output: they are greedy's if
+    each is the best continuation of all before it. Where the two best logits are within 1e-4, either counts.
+    Two prompts also go through generate itself.
     """
     config = copy.deepcopy(smollm2.model.config)
     config.eos_token_id = None  # or generate would suppress it
-    plain = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
+    plain = transformers.AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="sdpa"
+    ).eval()
     plain.load_state_dict(smollm2.model.state_dict())
     checked: set[tuple] = set()
     for block_size in (16, 1, 256):
         llm = LLM(smollm2, block_size=block_size, pool=PoolSize(kv_slots=16 * 256), quiet=True)
-        result = llm.generate(TEXTS, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True), progress=False)
+        result = llm.generate(
+            TEXTS, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True), progress=False
+        )
         for one in result:
             prompt, tokens = one.prompt_token_ids, one.token_ids[0]
             if tuple(prompt + tokens) in checked:
                 continue
             checked.add(tuple(prompt + tokens))
             with torch.no_grad():
-                logits = plain(torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1:]
+                logits = plain(torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1 :]
             behind = logits.max(-1).values - logits[torch.arange(64), tokens]
             assert behind.max() < 1e-4, (one.prompt, int(behind.argmax()))
     assert len(checked) == len(TEXTS)  # all block sizes agree
     for text in TEXTS[:2]:
         ids = torch.tensor([smollm2.tokenizer(text)["input_ids"]])
-        expected = plain.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=64)
+        expected = plain.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=64
+        )
         assert tuple(expected[0].tolist()) in checked
 
 
 def test_the_embedded_model_stops_at_its_stop_token(smollm2):
     llm = LLM(smollm2, pool=PoolSize(kv_slots=2048), quiet=True)
-    chat = smollm2.tokenizer.apply_chat_template([{"role": "user", "content": "Say hello."}], add_generation_prompt=True,
-                                                 tokenize=False)
+    chat = smollm2.tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Say hello."}], add_generation_prompt=True, tokenize=False
+    )
     [sample] = llm.generate(chat, SamplingParams(temperature=0, max_tokens=60), progress=False)[0].samples
     assert sample.finish_reason == "stop" and sample.token_ids[-1] in smollm2.eos and sample.text.strip()

@@ -31,16 +31,22 @@ def test_recorded_tables_hold_every_token_once_and_count_holders():
     watch = BlockTables()
     scheduler = Scheduler(PagedKVCacheManager(32, 4))
     Engine(scheduler, Instant(), observers=[watch]).run(
-        [Request(0, 0.0, 6, 5, SamplingParams(n=2)), Request(1, 0.0, 3, 3, SamplingParams())])
+        [Request(0, 0.0, 6, 5, SamplingParams(n=2)), Request(1, 0.0, 3, 3, SamplingParams())]
+    )
     for state in watch.states:
         for name, cells in state.tables.items():
             prompt = 6 if name.startswith("0") else 3
             assert sum(cell.filled for cell in cells) == prompt + state.iteration
         holders = [cell.physical for cells in state.tables.values() for cell in cells]
-        assert all(cell.holders == holders.count(cell.physical) for cells in state.tables.values() for cell in cells)
+        assert all(
+            cell.holders == holders.count(cell.physical) for cells in state.tables.values() for cell in cells
+        )
     assert [state.iteration for state in watch.states] == list(range(5))
     figure = draw(watch.states, [0, 3])
-    assert [axis.get_title() for axis in figure.axes] == ["Iteration 0: 3 physical blocks", "Iteration 3: 5 physical blocks"]
+    assert [axis.get_title() for axis in figure.axes] == [
+        "Iteration 0: 3 physical blocks",
+        "Iteration 3: 5 physical blocks",
+    ]
 
 
 def test_the_notebook_runs_to_its_end():

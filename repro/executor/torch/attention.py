@@ -1,10 +1,11 @@
 """Paged attention as transformers sees it: one function, registered under the name `IMPLEMENTATION`.
 
-A model runs on flattened tokens [1, total]: first one token of each decoding sequence, then the chunks of prompts. Each
-attention layer calls `paged_attention` with the projected queries, keys and values; it writes K and V into the layer's
-pool and attends through the block tables that came in as the keyword `paged`. No mask and no cache object is built. The
-work is one operator, so that torch.compile sees a single opaque call, with tensors only (plain numbers that change from
-step to step would make it compile again): the sizes travel as a small CPU tensor.
+A model runs on flattened tokens [1, total]: first one token of each decoding sequence, then the chunks of
+prompts. Each attention layer calls `paged_attention` with the projected queries, keys and values; it writes K
+and V into the layer's pool and attends through the block tables that came in as the keyword `paged`. No mask
+and no cache object is built. The work is one operator, so that torch.compile sees a single opaque call, with
+tensors only (plain numbers that change from step to step would make it compile again): the sizes travel as a
+small CPU tensor.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ IMPLEMENTATION = "repro_paged"
 
 
 class PagedInputs(NamedTuple):
-    """What attention has to know about a batch. The first `sizes[0]` sequences decode, the others run a chunk of prompt.
+    """What attention has to know about a batch. The first `sizes[0]` sequences decode, the others run a chunk
+    of prompt.
 
     slots         int64 [tokens]             where each token's K and V go; -1: nowhere (padding)
     block_table   int32 [sequences, blocks]  physical blocks in logical order
@@ -41,18 +43,48 @@ class PagedInputs(NamedTuple):
 
 
 @torch.library.custom_op("repro::paged_attention", mutates_args=("k_cache", "v_cache", "workspace"))
-def _paged_attention(q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, block_table: Tensor,
-                     context_lens: Tensor, cu_chunks: Tensor, sizes: Tensor, workspace: Tensor, scale: float) -> Tensor:
+def _paged_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    block_table: Tensor,
+    context_lens: Tensor,
+    cu_chunks: Tensor,
+    sizes: Tensor,
+    workspace: Tensor,
+    scale: float,
+) -> Tensor:
     """q [tokens, heads, dim], k and v [tokens, kv_heads, dim] -> attended [tokens, heads, dim]."""
     kernels.write_kv(k, v, k_cache, v_cache, slots)
     decodes, decode_context, chunk = sizes.tolist()
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if decodes:
-        kernels.paged_decode_attention(q[:decodes], k_cache, v_cache, block_table[:decodes], context_lens[:decodes], scale,
-                                       decode_context, out=out[:decodes], workspace=workspace)
+        kernels.paged_decode_attention(
+            q[:decodes],
+            k_cache,
+            v_cache,
+            block_table[:decodes],
+            context_lens[:decodes],
+            scale,
+            decode_context,
+            out=out[:decodes],
+            workspace=workspace,
+        )
     if chunk:
-        kernels.paged_prefill_attention(q[decodes:], k_cache, v_cache, block_table[decodes:], context_lens[decodes:],
-                                        cu_chunks, scale, chunk, out=out[decodes:])
+        kernels.paged_prefill_attention(
+            q[decodes:],
+            k_cache,
+            v_cache,
+            block_table[decodes:],
+            context_lens[decodes:],
+            cu_chunks,
+            scale,
+            chunk,
+            out=out[decodes:],
+        )
     return out
 
 
@@ -61,22 +93,48 @@ def _(q, k, v, k_cache, v_cache, slots, block_table, context_lens, cu_chunks, si
     return torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
 
-def paged_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None,
-                    scaling: float | None = None, *, paged: PagedInputs | None = None, sliding_window: int | None = None,
-                    **unused: object) -> tuple[Tensor, None]:
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    scaling: float | None = None,
+    *,
+    paged: PagedInputs | None = None,
+    sliding_window: int | None = None,
+    **unused: object,
+) -> tuple[Tensor, None]:
     """query [1, heads, tokens, dim], key and value [1, kv_heads, tokens, dim] -> [1, tokens, heads, dim].
 
-    `scaling` is taken as given (OPT scales its queries itself and passes 1). The layer's pools are its attributes
+    `scaling` is taken as given (OPT scales its queries itself and passes 1). The layer's pools are its
+    attributes
     `k_cache` and `v_cache` (see `attach`).
     """
     if paged is None:
-        raise UserError("a model loaded for the paged engine needs its block tables; run it through TorchExecutor or LLM")
+        raise UserError(
+            "a model loaded for the paged engine needs its block tables; run it through TorchExecutor or LLM"
+        )
     if sliding_window is not None:
-        raise UserError(f"sliding-window attention (window {sliding_window}) is not supported by the paged kernels")
+        raise UserError(
+            f"sliding-window attention (window {sliding_window}) is not supported by the paged kernels"
+        )
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = _paged_attention(q, k, v, module.k_cache, module.v_cache, paged.slots, paged.block_table, paged.context_lens,
-                           paged.cu_chunks, paged.sizes, paged.workspace, scale)
+    out = _paged_attention(
+        q,
+        k,
+        v,
+        module.k_cache,
+        module.v_cache,
+        paged.slots,
+        paged.block_table,
+        paged.context_lens,
+        paged.cu_chunks,
+        paged.sizes,
+        paged.workspace,
+        scale,
+    )
     return out.unsqueeze(0), None
 
 

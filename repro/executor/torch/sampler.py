@@ -1,14 +1,15 @@
 """From logits to tokens: greedy, random (temperature, top-k, top-p) and beam search (§4.4).
 
-A random token is found by inverting the cumulative distribution at one number that is a hash of (seed, sample, position).
-No generator has a state, so a request's tokens depend neither on its batch mates nor on preemption. Beam search is of
-fixed length (stop tokens are ignored): at each step the `n` best continuations of all beams survive.
+A random token is found by inverting the cumulative distribution at one number that is a hash of (seed,
+sample, position). No generator has a state, so a request's tokens depend neither on its batch mates nor on
+preemption. Beam search is of fixed length (stop tokens are ignored): at each step the `n` best continuations
+of all beams survive.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from repro.executor.torch.state import RequestState, SequenceState
+from repro.executor.torch.transfer import upload
 from repro.sequence import SamplingParams
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -52,6 +54,7 @@ class SamplingPlan:
     params: list[SamplingParams]
     request_ids: list[int]
     samples: np.ndarray
+    _columns: dict[Callable[[SamplingParams], float], Tensor] = field(default_factory=dict)
 
     @staticmethod
     def of(rows: list[SequenceState], can_stop: bool) -> SamplingPlan:
@@ -59,33 +62,58 @@ class SamplingPlan:
         params = [request.sampling for request in requests]
         has_beams = any(p.use_beam_search for p in params)
         return SamplingPlan(
-            all_greedy=all(p.temperature == 0 or p.use_beam_search for p in params), has_beams=has_beams,
+            all_greedy=all(map(_is_greedy, params)),
+            has_beams=has_beams,
             waits=has_beams or (can_stop and not all(p.ignore_eos for p in params)),
-            prompt_tokens=np.array([request.prompt_tokens for request in requests]), params=params,
-            request_ids=[request.request_id for request in requests], samples=np.array([row.index for row in rows]))
+            prompt_tokens=np.array([request.prompt_tokens for request in requests]),
+            params=params,
+            request_ids=[request.request_id for request in requests],
+            samples=np.array([row.index for row in rows]),
+        )
 
     @cached_property
     def seeds(self) -> np.ndarray:
         return np.array([id if p.seed is None else p.seed for id, p in zip(self.request_ids, self.params)])
 
     def column(self, value: Callable[[SamplingParams], float], device: torch.device) -> Tensor:
-        """value(params) of every row, float32 [rows, 1]."""
-        return torch.tensor([value(p) for p in self.params], dtype=torch.float32).to(device)[:, None]
+        """value(params) of every row, float32 [rows, 1]; uploaded once."""
+        if value not in self._columns:
+            values = np.array([value(one) for one in self.params], np.float32)
+            self._columns[value] = upload(values, device)[:, None]
+        return self._columns[value]
+
+
+def _temperature(params: SamplingParams) -> float:
+    return params.temperature or 1.0
+
+
+def _top_k(params: SamplingParams) -> float:
+    return params.top_k or np.inf
+
+
+def _top_p(params: SamplingParams) -> float:
+    return params.top_p
+
+
+def _is_greedy(params: SamplingParams) -> bool:
+    return params.temperature == 0 or params.use_beam_search
 
 
 def sample(logits: Tensor, plan: SamplingPlan, positions: np.ndarray) -> Tensor:
-    """logits [rows, vocabulary] -> tokens int64 [rows]; `positions` int64 [rows] counts each row's tokens so far."""
+    """logits [rows, vocabulary] -> tokens int64 [rows]; `positions` int64 [rows] counts each row's tokens so
+    far."""
     best = logits.argmax(-1)
     if plan.all_greedy:
         return best
-    scores = logits.float() / plan.column(lambda p: p.temperature or 1.0, logits.device)
+    scores = logits.float() / plan.column(_temperature, logits.device)
     if any(p.top_k or p.top_p < 1 for p in plan.params):
         scores = scores.masked_fill(scores < _threshold(scores, plan), -torch.inf)
-    # In the order of the vocabulary, not of the scores: two nearly equal scores that swap then change nothing.
+    # In the order of the vocabulary, not of the scores: two nearly equal scores that swap then change
+    # nothing.
     cumulative = scores.softmax(-1).double().cumsum(-1)
-    u = torch.from_numpy(uniform(plan.seeds, plan.samples, positions)).to(logits.device)
+    u = upload(uniform(plan.seeds, plan.samples, positions), logits.device)
     drawn = torch.searchsorted(cumulative, (u * cumulative[:, -1])[:, None], right=True)[:, 0]
-    is_greedy = plan.column(lambda p: p.temperature == 0 or p.use_beam_search, logits.device)[:, 0] > 0
+    is_greedy = plan.column(_is_greedy, logits.device)[:, 0] > 0
     return torch.where(is_greedy, best, drawn)
 
 
@@ -93,10 +121,10 @@ def _threshold(scores: Tensor, plan: SamplingPlan) -> Tensor:
     """The lowest score that top-k, and then top-p of what it leaves, keep. [rows, 1]"""
     ordered = scores.sort(-1, descending=True).values
     rank = torch.arange(scores.shape[-1], device=scores.device)
-    top_k = plan.column(lambda p: p.top_k or torch.inf, scores.device)
+    top_k = plan.column(_top_k, scores.device)
     ordered = ordered.masked_fill(rank >= top_k, -torch.inf)
     probability = ordered.softmax(-1)
-    kept = probability.cumsum(-1) - probability < plan.column(lambda p: p.top_p, scores.device)
+    kept = probability.cumsum(-1) - probability < plan.column(_top_p, scores.device)
     last = (kept & (ordered > -torch.inf)).sum(-1, keepdim=True) - 1
     return ordered.gather(-1, last)
 
@@ -117,10 +145,11 @@ class BeamStep:
 
 
 def advance_beams(state: RequestState, logits: Tensor) -> BeamStep:
-    """Choose the best continuations of a group's beams, given logits [beams, vocabulary]; updates `beam_scores`.
+    """Choose the best continuations of a group's beams, given logits [beams, vocabulary]; updates
+    `beam_scores`.
 
-    A beam that lives on keeps its place (the memory manager relies on it): of its continuations the best stays there, the
-    others take the places of beams that end.
+    A beam that lives on keeps its place (the memory manager relies on it): of its continuations the best
+    stays there, the others take the places of beams that end.
     """
     width = len(state.sequences)
     scores = logits.float().log_softmax(-1)
