@@ -79,7 +79,6 @@ class SchedulerOutput:
     context_tokens: int = 0
     num_prefill_tokens: int = 0
     num_iterations: int = 1
-    budget_exhausted: bool = False
 
 
 class Scheduler:
@@ -154,15 +153,14 @@ class Scheduler:
         return output
 
     def can_repeat(self, output: SchedulerOutput) -> bool:
-        """Whether the iteration after `output` could be decided just like it: nothing started, moved or was left over."""
-        return bool(output.decodes) and not (output.prefills or output.cache_ops or output.preempted
-                                             or output.budget_exhausted or self._beams)
+        """Whether the iteration after `output` could be decided just like it: nothing started or moved, and no beams."""
+        return bool(output.decodes) and not (output.prefills or output.cache_ops or output.preempted or self._beams)
 
     def extend(self, output: SchedulerOutput, max_iterations: int) -> None:
         """Let an output that `can_repeat` stand for up to `max_iterations` iterations that are decided just like it.
 
         Nothing is decided differently until a group finishes, the free blocks run out, or a request arrives that could
-        start (which the caller knows): a blocked queue stays blocked while memory only gets scarcer.
+        start (which the caller knows): a blocked queue stays blocked while memory only gets scarcer and as many run.
         """
         last = min(max_iterations, self._next_finish() - self.iteration)
         for iteration in range(self.iteration + 1, self.iteration + last):
@@ -256,11 +254,10 @@ class Scheduler:
     # Starting and resuming
 
     def _resume_swapped(self, output: SchedulerOutput) -> None:
+        # They ran with all that runs now, and nothing has started since: the caps need no second look.
         while self.swapped:
             group = self.swapped[0]
-            num_tokens = group.num_stored(self.iteration)
-            if self.num_seqs + len(group.seqs) > self.config.max_num_seqs \
-                    or not self.manager.can_swap_in(group, num_tokens):
+            if not self.manager.can_swap_in(group, group.num_stored(self.iteration)):
                 return
             self.swapped.pop(0)
             ops = self.manager.swap_in(group)
@@ -282,7 +279,6 @@ class Scheduler:
             computed = self.manager.tokens_to_compute(group, num_tokens)
             # A preempted group may have outgrown the budget: it must still be able to return, so one always may.
             if computed > budget and (output.prefills or not group.num_preemptions):
-                output.budget_exhausted = True
                 return
             if not self.manager.can_allocate(group, num_tokens):
                 return

@@ -111,6 +111,9 @@ class Shadow:
     def step(self, limit: int = 1) -> SchedulerOutput:
         output = self.scheduler.schedule()
         if self.scheduler.can_repeat(output):
+            assert not any(
+                group.is_beam for group in output.decodes
+            )  # may be re-parented after any iteration
             self.scheduler.extend(output, limit)
         self._check_accounts(output)
         for op in output.cache_ops:
@@ -247,13 +250,13 @@ class Shadow:
             assert output.context_tokens == sum(
                 len(self.history[seq]) for group in output.decodes for seq in group.seqs
             )
-        assert (
-            scheduler.num_seqs == sum(len(group.seqs) for group in scheduler.running) <= config.max_num_seqs
-        )
+        num_seqs = sum(len(group.seqs) for group in scheduler.running)
+        num_swapped = sum(len(group.seqs) for group in scheduler.swapped)
+        assert scheduler.num_seqs == num_seqs
+        assert num_seqs + num_swapped <= config.max_num_seqs  # so the swapped ones can always return
         if config.max_num_batched_tokens is not None:
-            alone = (
-                len(started) == 1 and started[0].num_preemptions
-            )  # one that outgrew the cap must be able to return
+            # One that has outgrown the cap must be able to return.
+            alone = len(started) == 1 and started[0].num_preemptions
             num_tokens = output.num_decode_seqs + output.num_prefill_tokens
             assert num_tokens <= config.max_num_batched_tokens or alone
         if started and self.paged:
