@@ -147,3 +147,10 @@ def attach(model: nn.Module, caches: list[Tensor]) -> None:
         index = getattr(module, "layer_idx", None)
         if index is not None and hasattr(module, "k_proj"):
             module.k_cache, module.v_cache = caches[2 * index], caches[2 * index + 1]
+
+
+def detach(model: nn.Module) -> None:
+    """Let go of the pools, so that they can be freed."""
+    for module in model.modules():
+        if hasattr(module, "k_cache"):
+            del module.k_cache, module.v_cache

@@ -24,6 +24,7 @@ import torch
 from repro.engine import Engine, Observer, WallClock
 from repro.errors import UserError
 from repro.executor.torch import models
+from repro.executor.torch.attention import detach
 from repro.executor.torch.executor import TorchExecutor
 from repro.executor.torch.kv_store import KVStore
 from repro.executor.torch.pool import PoolSize, boot_line
@@ -201,6 +202,7 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, object]]:
                 row |= {f"{kind.replace(' ', '_')}_ms": 1e3 * value for kind, value in profile.shares.items()}
                 print({kind: f"{1e3 * value:.2f} ms" for kind, value in profile.shares.items()})
             yield row
+        detach(loaded.model)
         del store, executor, manager
         torch.cuda.empty_cache()
 
