@@ -5,7 +5,7 @@ import pytest
 
 from repro.beams import FORMAT, Turnover
 from repro.errors import UserError
-from repro.sequence import SamplingParams
+from repro.sequence import Request, SamplingParams, SequenceGroup
 from repro.simulation import serve
 from repro.studies import fig14_multi_sequence as study
 from repro.studies.common import deployment_of, trace_of
@@ -34,6 +34,15 @@ def test_small_runs_of_both_methods_are_drawn_and_not_judged(beams):
     assert crossing["beam/2", "orca-oracle", False] >= crossing["beam/2", "orca-oracle", True] / 1.2
     assert set(study.draw(rows, params)) == set(study.CAPTION)
     assert study.judge(rows, params) == []
+
+
+def test_an_orca_copies_whole_chunks_of_beams():
+    manager = study._system("beam/2", "orca-oracle").manager(64, 16, 2048)
+    group = SequenceGroup(Request(0, 0.0, 20, 100, SamplingParams(n=2, use_beam_search=True)))
+    manager.allocate(group, 20)
+    assert len(manager.fork(group, [1, 1], 21)) == len(manager.block_table(group.seqs[0])) == 8
+    assert study._system("parallel/2", "orca-oracle") == system("orca-oracle")
+    assert study._system("beam/2", "vllm") == system("vllm")
 
 
 def test_the_papers_parameters_are_judged():

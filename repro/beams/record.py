@@ -22,7 +22,9 @@ from repro.events import Event
 from repro.provenance import sha256_file
 
 #: output tokens to record for each kind of prompt; longer outputs repeat the later half (see `Recording.parents`)
-STEPS = {"instruction": 192, "chat": 384}
+STEPS = {"instruction": 192, "chat": 256}
+#: room for all prompts of a kind at once
+POOL_GIB = 4.0
 
 
 def prompts() -> dict[str, list[str]]:
@@ -49,10 +51,11 @@ def parents_of(events: Iterable[Event], num_requests: int, width: int, num_steps
 
 def record(model: str, num_steps: dict[str, int], widths: Iterable[int] = WIDTHS, most: int | None = None) -> dict[str, Any]:
     """A recording (see `repro.beams.Recording`) of the first `most` prompts of each kind."""
+    from repro.executor.torch.pool import PoolSize
     from repro.llm import LLM
     from repro.sequence import SamplingParams
 
-    llm = LLM(model, quiet=True, max_num_seqs=256)
+    llm = LLM(model, quiet=True, max_num_seqs=256, pool=PoolSize(kv_gib=POOL_GIB))
     parents: dict[str, dict[str, list[str]]] = {}
     lengths: dict[str, list[int]] = {}
     for kind in num_steps:

@@ -1,7 +1,7 @@
 """Fig. 14: parallel sampling and beam search with 2, 4 and 6 sequences a request, OPT-13B on Alpaca.
 
 vLLM shares what the sequences of a request have in common; the Orcas give each its own chunk, and a beam that continues another one
-copies that one's tokens. Everything runs in virtual time as for Fig. 12. With several sequences it matters how the host's cost
+copies that one's whole chunk, as the authors' do. Everything runs in virtual time as for Fig. 12. With several sequences it matters how the host's cost
 divides between a request and its sequences; that is calibrated on one crossing (repro/profiles/a100-2023.yaml, per_request_ms). Which
 beams survive is replayed from a recording of a real model (repro.beams).
 """
@@ -18,7 +18,8 @@ from repro.claims import Judgement
 from repro.executor.cost_model import CostModel
 from repro.executor.profiles import a100_2023, cost_model
 from repro.experiment import Point
-from repro.sequence import SamplingParams
+from repro.memory import CacheOp, ContiguousKVCacheManager, KVCacheManager
+from repro.sequence import SamplingParams, SequenceGroup
 from repro.simulation import crossing, serve
 from repro.studies.common import check_positive, check_seeds, check_some, check_systems, deployment_of, trace_of
 from repro.studies.fig15_sharing import check_methods
@@ -77,14 +78,34 @@ def drawn_points(panel: str, name: str) -> list[tuple[float, float]]:
     return paper.points("fig14", panel, name) if name in systems else []
 
 
+class ChunkCopyingKVCacheManager(ContiguousKVCacheManager):
+    """Copies all of a beam's chunk when another beam takes it over, not only the blocks that hold tokens."""
+
+    def fork(self, group: SequenceGroup, parents: list[int], num_tokens: int) -> list[CacheOp]:
+        return super().fork(group, parents, len(self.block_table(group.seqs[0])) * self.block_size)
+
+
+@dataclass(frozen=True)
+class ChunkCopyingSystem(System):
+    def manager(self, num_blocks: int, block_size: int, max_model_len: int, num_cpu_blocks: int = 0) -> KVCacheManager:
+        return ChunkCopyingKVCacheManager(num_blocks, block_size, reservation=self.reservation, max_model_len=max_model_len)
+
+
+def _system(panel: str, name: str) -> System:
+    known = system(name)
+    if known.reservation is None or not panel.startswith("beam"):
+        return known
+    return ChunkCopyingSystem(known.name, known.label, known.scheduler, known.reservation)
+
+
 def points(params: Params) -> list[Point]:
     result = []
     for panel in params.panels:
         seconds = min(params.max_seconds, params.beam_seconds if panel.startswith("beam") else params.max_seconds)
         for name in params.systems:
-            shared = {"panel": panel, "system": system(name), "duration_s": seconds, "beams": params.beams}
+            shared = {"panel": panel, "system": _system(panel, name), "duration_s": seconds, "beams": params.beams}
             start = _start(panel, name)
-            cost = seconds * int(panel.partition("/")[2]) * (20 if panel.startswith("beam") else 1)
+            cost = seconds * int(panel.partition("/")[2]) * (5 if panel.startswith("beam") else 1)
             result += [Point(latency_at, shared | {"rate": rate, "seed": seed}, weight=rate * cost)
                        for rate in _rates(panel, name) for seed in params.seeds]
             if params.crossings:
