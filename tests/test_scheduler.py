@@ -320,6 +320,19 @@ def test_a_sequence_that_stops_frees_its_blocks_and_the_last_one_ends_the_group(
     assert case.log[-1] == Event(3, "finish", 0, {"tokens": 3})
 
 
+def test_nothing_is_copied_for_a_group_that_has_ended() -> None:
+    beams = request(0, 4, 2, n=3, beam=True)
+    case = Case(request(1, 4, 1, n=3), beams, manager=reserving(), max_num_batched_tokens=None)
+    scheduler = case.scheduler
+    assert scheduler.update(scheduler.schedule(), {case.groups[1]: [0, 0, 0]}) == [case.groups[0]]
+    output = scheduler.schedule()
+    assert (
+        len(output.cache_ops) == 2 + 2
+    )  # the prompt for two more beams, then a beam step; nothing of the other
+    assert scheduler.update(output, {case.groups[1]: [1, 1, 1]}) == [case.groups[1]]
+    assert scheduler.schedule().cache_ops == []
+
+
 # Bad input
 
 
