@@ -4,7 +4,7 @@
     append   its sequences got new blocks (blocks)        copy     blocks copied on write or by a beam fork (blocks)
     preempt  it was driven out (requester, mode, tokens lost or blocks moved)
     resume   it was swapped in (blocks)                   fork     beams were re-parented (parents)
-    finish   it ended (tokens)                            reject   it can never fit
+    finish   it ended (tokens)
 
 Iterations, not seconds: the scheduler does not know the time.
 """
