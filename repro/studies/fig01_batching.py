@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CAPTION = {
-    "fig01_batching": "Fig. 1 (right): memory (weights and K/V) and throughput of OPT-13B against the number of batched requests, "
-                      "for a system that reserves 2048 slots a request (Orca (Max)) and for vLLM; hollow, the paper's lines. The "
-                      "crosses are where memory is full with 12, 13 and 14 GB of K/V. Throughput is what calibrated the model.",
+    "fig01_batching": "Fig. 1 (right): memory (weights and K/V) and throughput of OPT-13B against the batched requests, for a "
+                      "system that reserves 2048 slots a request (Orca (Max)) and for vLLM; hollow, the paper's lines. The "
+                      "crosses are where memory is full with 12, 13 and 14 GB of K/V. Throughput calibrated the model.",
 }
 MODEL = "opt-13b"
 #: "existing systems" keep room for the model's longest request, which is what Orca (Max) does
@@ -73,8 +73,8 @@ def _slots(kv_gb: float) -> int:
 def points(params: Params) -> list[Point]:
     most = max(params.limits)
     runs = [(params.kv_gb[0], limit) for limit in params.limits] + [(gb, most) for gb in params.kv_gb[1:]]
-    return [Point(batch_at, {"system_name": name, "kv_gb": gb, "limit": limit, "rate": params.rate, "duration_s": params.duration_s,
-                             "seed": seed, "lengths": params.lengths})
+    return [Point(batch_at, {"system_name": name, "kv_gb": gb, "limit": limit, "rate": params.rate,
+                             "duration_s": params.duration_s, "seed": seed, "lengths": params.lengths})
             for name in SYSTEMS for gb, limit in runs for seed in params.seeds]
 
 
@@ -132,8 +132,8 @@ def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
         for axis in axes:
             axis.set(xlabel="batched requests", xlim=(0, 43))
         plotting.legend(figure, pd.concat([grid, timed]), with_paper=True)
-        plotting.footer(figure, grid, with_paper=True, note="Memory is replayed; time is modelled, calibrated on the right panel's "
-                                                            "points themselves")
+        plotting.footer(figure, grid, with_paper=True, note="Memory is replayed; time is modelled, "
+                        "calibrated on the right panel's points themselves")
     return {"fig01_batching": figure}
 
 
@@ -152,5 +152,5 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
     others = ", ".join(f"{kv_gb:g} GB of K/V hold {row[EXISTING]:.1f} and {row['vllm']:.1f}" for kv_gb, row in full.iterrows())
     return [Judgement("fig1-batch-at-40gb", {key: full[name][params.kv_gb[0]] for key, name in keys.items()}, "replayed",
                       {key: [full[name].min(), full[name].max()] for key, name in keys.items()},
-                      note=f"With the 13 GB of K/V at which the figure's lines end. The interval spans what a full GPU may mean: {others} "
-                           f"(12 GB are Table 1's, 14 leave nothing of the 40 for anything else).")]
+                      note=f"With the 13 GB of K/V at which the figure's lines end. The interval spans what a full GPU may "
+                           f"mean: {others} (12 GB are Table 1's, 14 leave nothing of the 40 for anything else).")]

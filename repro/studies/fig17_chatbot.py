@@ -71,7 +71,8 @@ class Params:
         check_positive("max_seconds", self.max_seconds)
         check_positive("precision", self.precision)
         if "vllm" not in self.systems or len(self.systems) < 2:
-            raise UserError(f"systems = {list(self.systems)}: the figure compares vllm with others; name vllm and at least one more")
+            raise UserError(f"systems = {list(self.systems)}: the figure compares vllm with others; name vllm and at least one "
+                            f"more")
 
 
 def points(params: Params) -> list[Point]:
@@ -148,16 +149,17 @@ def _draw_shares(axis: Axes, found: pd.DataFrame, drawn: Any, plotting: Any) -> 
         means = found[found["system"] == name].groupby("conversations")[["full_prompts", "crossing_rate"]].mean()
         means = means.sort_values("full_prompts")
         axis.plot(100 * means["full_prompts"], means["crossing_rate"], color=style.color, linestyle=(0, (4, 1.5)), linewidth=1.2)
-        for place, (conversations, (share, rate)) in enumerate(means.iterrows()):
+        for conversations, (share, rate) in means.iterrows():
             stated = conversations == STATED
             axis.plot(100 * share, rate, style.marker, color=style.color, markersize=8 if stated else 5,
                       markeredgecolor="black" if stated else style.color)
             if name == "vllm":
-                axis.annotate(conversations, (100 * share, rate), (4, 4 + 9 * (place % 2)), textcoords="offset points",
-                              ha="left" if place < 2 else "center", fontsize=7.5)
+                axis.annotate(conversations, (100 * share, rate), (-4, -14) if stated else (2, 5), textcoords="offset points",
+                              ha="right" if stated else "left", fontsize=7.5)
         if name in drawn:
             axis.axhline(paper.crossings("fig17", LEVEL)[PANEL][name], color=style.color, linestyle=(0, (1, 1.6)), linewidth=1)
-    axis.set(xlabel="prompts of all 1024 tokens (%)", ylabel="request rate (req/s)", ylim=(0, None), xlim=(10, 112))
+    axis.set_xticks(range(20, 101, 20))
+    axis.set(xlabel="prompts of all 1024 tokens (%)", ylabel="request rate (req/s)", ylim=(0, 1.08 * found["crossing_rate"].max()), xlim=(10, 125))
 
 
 def _draw_ratios(axis: Axes, found: pd.DataFrame, plotting: Any) -> None:
@@ -196,8 +198,8 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
     return [
         Judgement("fig17-chatbot", {name: ratios[name][STATED] for name in orcas}, "modelled",
                   {name: [ratios[name].min(), ratios[name].max()] for name in orcas},
-                  note=f"With conversations as stated, {100 * shares[STATED]:.0f} % of the prompts are full; crossings {crossings} "
-                       f"req/s. The interval spans the share of full prompts, the deciding unknown: {spans}."),
+                  note=f"With conversations as stated, {100 * shares[STATED]:.0f} % of the prompts are full; crossings "
+                       f"{crossings} req/s. The interval spans the share of full prompts, the deciding unknown: {spans}."),
         Judgement("fig17-orcas-alike", apart[STATED], "modelled", [seeds_apart.min(), seeds_apart.max()],
                   note="By share of full prompts: " + ", ".join(f"{100 * shares[name]:.0f} % full: {apart[name]:.1f} %"
                                                                 for name in shares.sort_values().index) + "."),
