@@ -8,7 +8,7 @@ no network is needed. Nothing in it is fitted to a result of the paper.
 The default lengths:
 - The test set's card gives 735,508 bytes for 2,999 pairs; without Arrow's two offsets of 4 bytes a pair that is
   237.3 bytes of text. German news takes about 1.13 times the bytes of English: 125.9 and 111.4 bytes.
-- LLaMA's tokenizer makes a token of 4.12 bytes of English (counted on 32 sentences of the test set) and of 3.52
+- LLaMA's tokenizer makes a token of 4.12 bytes of English (counted on 32 sentences of WMT16's test sets) and of 3.52
   bytes of German (27 sentences of news), and puts one token before each text: means of 28 and 37 tokens.
 - Sentence lengths are about lognormal, here with a standard deviation of half the mean (0.47 in either sample);
   a translation's has a factor of its own, with 0.15 (the six pairs at hand).
