@@ -1,13 +1,21 @@
 """Replayed beams: what a recording must hold, how it is replayed, and how parents are read from an engine's log."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+import repro.beams
 from repro.beams import FORMAT, WIDTHS, Recording, Turnover, recording
 from repro.beams.record import parents_of, prompts
 from repro.errors import UserError
 from repro.events import Event
+from repro.executor.profiles import cost_model
+from repro.provenance import sha256_file
+from repro.sequence import SamplingParams
+from repro.simulation import serve
+from repro.studies.common import deployment_of, trace_of
+from repro.systems import system
 
 
 def test_a_recording_is_replayed_step_by_step_and_then_its_later_half():
@@ -49,6 +57,30 @@ def test_parents_are_read_from_the_log_of_an_engine():
     events = [Event(5, "admit", 0, {}), Event(7, "fork", 0, {"parents": (0, 0)}), Event(9, "fork", 0, {"parents": (1, 1)}),
               Event(6, "admit", 1, {}), Event(9, "append", 1, {})]
     assert parents_of(events, 2, 2, 4) == ["00" "01" "11" "01", "01" * 4]
+
+
+def test_what_an_engine_replays_is_what_is_read_from_its_log():
+    trace = trace_of("alpaca", 2.0, 10.0, 0, None)
+    log, beams, longest = [], Turnover(0.5), int(trace.output_tokens.max())
+    deployment = deployment_of("opt-13b")
+    serve(system("vllm"), deployment, trace, cost_model("a100-2023", deployment), log=log, beams=beams,
+          sampling=SamplingParams(n=4, use_beam_search=True))
+    read = parents_of(log, len(trace), 4, longest)
+    for request, output in enumerate(trace.output_tokens.tolist()):
+        # The first token comes with the prompt, and after the last one nothing is forked.
+        for step in range(output - 2):
+            replayed = beams.parents(request, 4, step) or [0, 1, 2, 3]
+            assert read[request][4 * step:4 * step + 4] == "".join(map(str, replayed))
+
+
+def test_the_packages_own_recording_is_whole():
+    for kind, texts in prompts().items():
+        ours = recording(kind)
+        assert ours.manifest["prompts_sha256"] == sha256_file(Path(repro.beams.__file__).with_name("prompts.json"))
+        assert len(ours.manifest["prompt_tokens"][kind]) == len(texts)
+        for width in WIDTHS:
+            assert [len(text) for text in ours.texts[width]] == [width * ours.manifest["num_steps"][kind]] * len(texts)
+            assert 0.05 < ours.replaced_share(width) < 0.9
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])

@@ -53,11 +53,26 @@ def test_figures_and_verdicts(small):
     params, rows = small
     assert set(study.draw(rows, params)) == set(study.CAPTION)
     assert study.judge(rows, params) == []  # not the paper's parameters
-    defaults = study.Params()
+    defaults = study.Params(methods=("parallel",))
     rows = pd.concat([rows.assign(workload=workload) for workload in defaults.workloads])
     judged = {judgement.claim_id: judgement for judgement in study.judge(rows, defaults)}
     assert list(judged["fig15-parallel-alpaca"].ours) == ["2", "4", "6"]
     assert len(judged["sharing-parallel-sharegpt"].ours) == 2
+
+
+def test_beams_share_more_than_parallel_samples_and_more_the_more_of_them_are_replaced(small):
+    params = study.Params(workloads=("alpaca",), widths=(4,), beam_seconds=20.0, seeds=(0,), methods=("beam",), turnovers=(0.05, 0.5))
+    rows = rows_of(params)
+    made_up = rows.dropna(subset=["turnover"]).set_index("turnover")["saving"]
+    recorded = rows[rows["turnover"].isna() & (rows["dependence"] == study.AS_DRAWN)]["saving"].iloc[0]
+    parallel = small[1].query("width == 4 and dependence == @study.AS_DRAWN")["saving"].iloc[0]
+    assert parallel < made_up[0.05] < recorded < made_up[0.5]
+    assert set(study.draw(rows, params)) == set(study.CAPTION)
+    # The same rows, as if they were the paper's runs:
+    rows = pd.concat([rows.assign(workload=workload, width=width) for workload in study.WORKLOADS for width in (2, 4, 6)])
+    judged = {judgement.claim_id: judgement for judgement in study.judge(rows, study.Params(methods=("beam",)))}
+    assert judged["beam-sharing-up-to-55"].ours == pytest.approx(recorded, rel=1e-5)
+    assert "replaced at a step" in judged["sharing-beam-sharegpt"].note
 
 
 @pytest.mark.parametrize("wrong, match", [

@@ -97,9 +97,9 @@ def rungs() -> list[System]:
 class Params:
     """`settings` are "workload/method/sequences a request"; `beam_seconds` caps the traces of beam search."""
 
-    settings: tuple[str, ...] = ("sharegpt/parallel/1", "sharegpt/parallel/4", "alpaca/parallel/4")
+    settings: tuple[str, ...] = ("sharegpt/parallel/1", "sharegpt/parallel/4", "alpaca/parallel/4", "alpaca/beam/4")
     max_seconds: float = 3600.0
-    beam_seconds: float = 900.0
+    beam_seconds: float = 300.0
     seeds: tuple[int, ...] = (0,)
     precision: float = 0.01
     lengths: str | None = None
@@ -157,7 +157,7 @@ def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
     from repro import plotting
 
     with plotting.house():
-        figure, axes = plotting.panels([_title(setting) for setting in params.settings], width=4.3, height=3.4)
+        figure, axes = plotting.panels([_title(setting) for setting in params.settings], columns=2, width=4.6, height=3.0)
         for axis, setting in zip(axes, params.settings):
             _draw_ladder(axis, rows[rows["setting"] == setting])
         plotting.footer(figure, rows, note="Logarithmic: equal heights are equal factors")

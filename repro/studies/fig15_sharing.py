@@ -54,7 +54,7 @@ class Params:
     `beam_seconds`. `turnovers` are shares of beams replaced at a step, made up to show the sensitivity. `beams` is a recording's
     file (default: the package's own); `lengths` a CSV file of pairs in place of ShareGPT's."""
 
-    methods: tuple[str, ...] = ("parallel",)
+    methods: tuple[str, ...] = METHODS
     workloads: tuple[str, ...] = WORKLOADS
     widths: tuple[int, ...] = (2, 4, 6)
     rate_alpaca: float = 20.0
@@ -103,7 +103,7 @@ def points(params: Params) -> list[Point]:
             if method == "beam":
                 variants += [(params.seeds[0], AS_DRAWN, share) for share in params.turnovers]
             result += [Point(saving, shared | {"width": width, "seed": seed, "dependence": dependence, "turnover": turnover},
-                             weight=seconds * width * (1 if method == "parallel" else 20))
+                             weight=seconds * width * (1 if method == "parallel" else 5))
                        for width in params.widths for seed, dependence, turnover in variants]
     return result
 
@@ -209,9 +209,13 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
         here = main[(main["method"] == method) & (main["workload"] == workload)].groupby("width")["saving"]
         other = rows[(rows["method"] == method) & (rows["workload"] == workload) & (rows["dependence"] == INDEPENDENT)]
         apart = {width: round(value, 1) for width, value in zip(other["width"], other["saving"])}
+        note = f"With prompt and output lengths independent: {apart}."
+        if method == "beam":
+            beams = recording(KIND[workload])
+            replaced = {width: round(beams.replaced_share(width), 2) for width in widths}
+            note += f" Beams of {beams.manifest['model']}, {KIND[workload]} prompts; share of beams replaced at a step: {replaced}."
         return ({width: here.mean()[width] for width in widths},
-                {width: [here.min()[width], here.max()[width]] for width in widths},
-                f"With prompt and output lengths independent: {apart}.")
+                {width: [here.min()[width], here.max()[width]] for width in widths}, note)
 
     judgements = []
     for method, alpaca, sharegpt in (("parallel", "fig15-parallel-alpaca", "sharing-parallel-sharegpt"),
@@ -224,7 +228,7 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
         judgements.append(Judgement(sharegpt, list(ends.values()), "replayed", list(spread.values()),
                                     f"At {params.rate_sharegpt:g} req/s; the paper does not state the rate. {note}"))
         if method == "beam":
-            judgements.append(Judgement("beam-sharing-up-to-55", max(ours.values()), "replayed"))
+            judgements.append(Judgement("beam-sharing-up-to-55", max(ours.values()), "replayed", note="Recorded beams of a small model."))
         else:
             alpaca_rows = main[(main["method"] == method) & (main["workload"] == "alpaca")]
             # n sequences that share s blocks save (n - 1) s.
