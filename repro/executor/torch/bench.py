@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import sys
 import time
@@ -39,6 +40,17 @@ KINDS = {
     "attention": ("_decode", "_prefill", "_write_kernel"),
     "matrix products": ("gemm", "nvjet", "cutlass", "splitk", "cublas"),
 }
+
+SHOWN = (
+    "output_tokens_per_s",
+    "seconds",
+    "iterations",
+    "decoding_iteration_ms",
+    "prompts_s",
+    "mean_batch",
+    "preemptions",
+    "waiting_for_gpu_s",
+)
 
 
 class _Enough(Exception):
@@ -73,14 +85,35 @@ class _Profile(Observer):
             raise _Enough
 
 
-class _Batch(Observer):
+class _Iterations(Observer):
+    """Counts, and what iterations with prompts take beyond decoding alone.
+
+    A step is waited for while the next one is queued, so the iteration after one with prompts is counted to it.
+    """
+
     def __init__(self) -> None:
-        self.sequences = self.iterations = self.prefills = 0
+        self.count = self.sequences = self.with_prompts = 0
+        self._decoding: list[float] = []
+        self._total_s = 0.0
+        self._prompts_before = True
 
     def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
-        self.iterations += 1
+        seconds = engine.clock.now - start_s
+        self.count += 1
         self.sequences += output.num_decode_seqs + len(output.prefills)
-        self.prefills += bool(output.prefills)
+        self.with_prompts += bool(output.prefills)
+        self._total_s += seconds
+        if not output.prefills and not self._prompts_before:
+            self._decoding.append(seconds)
+        self._prompts_before = bool(output.prefills)
+
+    @property
+    def decoding_ms(self) -> float:
+        return 1e3 * float(np.mean(self._decoding))
+
+    @property
+    def prompts_s(self) -> float:
+        return self._total_s - 1e-3 * self.decoding_ms * self.count
 
 
 def requests(lengths: Path, vocabulary: int) -> list[tuple[Request, np.ndarray]]:
@@ -128,83 +161,88 @@ def run(
     return time.perf_counter() - start, scheduler
 
 
+def _warm_up(executor: TorchExecutor, chosen: System, num_blocks: int, longest: int) -> None:
+    """Compile kernels and capture graphs, so that no timed step has to."""
+    greedy = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    prompts = [np.arange(length) for length in (1040, 700, 300, 100, 50, 10)]
+    run(
+        executor,
+        chosen,
+        num_blocks,
+        [(Request(i, 0.0, len(ids), 4, greedy), ids) for i, ids in enumerate(prompts)],
+    )
+    executor.runner.capture_all(longest)
+
+
 def measure(options: argparse.Namespace) -> Iterator[dict[str, object]]:
-    started = time.perf_counter()
+    """One row per pool, system and pass."""
     loaded = models.load(options.model, "cuda", options.dtype)
     load = requests(options.lengths, loaded.model.config.vocab_size)[: options.requests]
-    print(f"loaded in {time.perf_counter() - started:.1f} s")
+    longest = max(request.prompt_tokens + request.output_tokens for request, _ in load)
     output_tokens = sum(request.output_tokens for request, _ in load)
-    chosen = system(options.system).with_scheduler(
-        max_num_seqs=256, max_num_batched_tokens=options.batched_tokens
-    )
-    for gib in options.pools:
+    for gib, runs in itertools.groupby(options.runs, key=lambda run: run[0]):
         pool = PoolSize(kv_gib=gib) if gib else PoolSize(free_share=0.92)
         num_blocks = pool.blocks(loaded.config, BLOCK_SIZE, loaded.device)
         print(boot_line(loaded.config, loaded.device, loaded.dtype, num_blocks, BLOCK_SIZE))
         started = time.perf_counter()
         store = KVStore(loaded.config, num_blocks, BLOCK_SIZE, 0, loaded.dtype, loaded.device)
-        manager = chosen.manager(num_blocks, BLOCK_SIZE, loaded.config.max_model_len)
-        executor = TorchExecutor(
-            loaded,
-            manager,
-            store,
-            with_logprobs=False,
-            compiled=not options.no_compile,
-            graphs=not options.no_graphs,
-        )
-        run(
-            executor,
-            chosen,
-            num_blocks,
-            [
-                (
-                    Request(i, 0.0, 40 + i, 4, SamplingParams(temperature=0, ignore_eos=True)),
-                    np.arange(40 + i),
-                )
-                for i in range(3)
-            ],
-        )
-        executor.runner.capture_all(max(request.prompt_tokens + request.output_tokens for request, _ in load))
+        manager = system("vllm").manager(num_blocks, BLOCK_SIZE, loaded.config.max_model_len)
+        fast = not options.plain
+        executor = TorchExecutor(loaded, manager, store, with_logprobs=False, compiled=fast, graphs=fast)
+        _warm_up(executor, system("vllm"), num_blocks, longest)
         boot_s = time.perf_counter() - started
         print(f"compiled and captured in {boot_s:.1f} s")
-        for attempt in range(options.passes):
-            batch = _Batch()
-            seconds, scheduler = run(executor, chosen, num_blocks, load, batch)
-            row = {
-                "model": options.model,
-                "dtype": options.dtype,
-                "system": options.system,
-                "pool_tokens": num_blocks * BLOCK_SIZE,
-                "pool_gib": round(store.num_bytes / 2**30, 2),
-                "attempt": attempt,
-                "output_tokens": output_tokens,
-                "seconds": seconds,
-                "output_tokens_per_s": output_tokens / seconds,
-                "iterations": batch.iterations,
-                "iterations_with_prompts": batch.prefills,
-                "mean_batch": batch.sequences / batch.iterations,
-                "preemptions": scheduler.num_preemptions,
-                "waiting_for_gpu_s": executor.waited_s,
-                "boot_s": boot_s,
-                "graphs": not options.no_graphs,
-                "compiled": not options.no_compile,
-                "seed": 0,
-                "evidence": "measured",
-                "device": torch.cuda.get_device_name(),
-            }
-            print(
-                f"{row['output_tokens_per_s']:.0f} tokens/s, {seconds:.2f} s, {batch.iterations} iterations, "
-                f"{scheduler.num_preemptions} preemptions, host waited {executor.waited_s:.2f} s"
-            )
-            if attempt == options.passes - 1 and not options.no_profile:
-                profile = _Profile()
-                run(executor, chosen, num_blocks, load, profile)
-                row |= {f"{kind.replace(' ', '_')}_ms": 1e3 * value for kind, value in profile.shares.items()}
-                print({kind: f"{1e3 * value:.2f} ms" for kind, value in profile.shares.items()})
-            yield row
+        for _, name in runs:
+            chosen = system(name).with_scheduler(max_num_seqs=256, **_token_budget(name, options))
+            for attempt in range(options.passes if name == "vllm" else 1):
+                iterations = _Iterations()
+                seconds, scheduler = run(executor, chosen, num_blocks, load, iterations)
+                row: dict[str, object] = dict(
+                    system=name,
+                    pool_tokens=num_blocks * BLOCK_SIZE,
+                    pool_gib=round(store.num_bytes / 2**30, 2),
+                    attempt=attempt,
+                    output_tokens=output_tokens,
+                    seconds=seconds,
+                    output_tokens_per_s=output_tokens / seconds,
+                    iterations=iterations.count,
+                    iterations_with_prompts=iterations.with_prompts,
+                    decoding_iteration_ms=iterations.decoding_ms,
+                    prompts_s=iterations.prompts_s,
+                    mean_batch=iterations.sequences / iterations.count,
+                    preemptions=scheduler.num_preemptions,
+                    waiting_for_gpu_s=executor.waited_s,
+                    boot_s=boot_s,
+                    model=options.model,
+                    dtype=options.dtype,
+                    graphs=fast,
+                    compiled=fast,
+                    seed=0,
+                    evidence="measured",
+                    device=torch.cuda.get_device_name(),
+                )
+                print(f"{name}: " + ", ".join(f"{key} {row[key]:.4g}" for key in SHOWN))
+                if name == "vllm" and attempt == options.passes - 1:
+                    profile = _Profile()
+                    run(executor, chosen, num_blocks, load, profile)
+                    row |= {
+                        f"{kind.replace(' ', '_')}_ms": 1e3 * value for kind, value in profile.shares.items()
+                    }
+                    print({kind: f"{1e3 * value:.2f} ms" for kind, value in profile.shares.items()})
+                yield row
         detach(loaded.model)
         del store, executor, manager
         torch.cuda.empty_cache()
+
+
+def _token_budget(name: str, options: argparse.Namespace) -> dict[str, int]:
+    """Only vLLM bounds the tokens of an iteration (see repro.systems)."""
+    return {"max_num_batched_tokens": options.batched_tokens} if name == "vllm" else {}
+
+
+def _run_name(text: str) -> tuple[float, str]:
+    gib, _, name = text.partition(":")
+    return float(gib), name
 
 
 def main() -> None:
@@ -214,17 +252,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for end_to_end.csv and manifest.json")
     parser.add_argument("--model", default="llama-13b")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--system", default="vllm")
     parser.add_argument(
-        "--pools", type=float, nargs="+", default=[0, 12], metavar="GIB", help="0: all memory that is free"
+        "--runs",
+        type=_run_name,
+        nargs="+",
+        default=[(0.0, "vllm"), (12.0, "vllm")],
+        metavar="GIB:SYSTEM",
+        help="pool and system, such as 12:orca-max; 0: all memory that is free",
     )
-    parser.add_argument("--passes", type=int, default=2, help="timed runs per pool")
+    parser.add_argument("--passes", type=int, default=2, help="timed runs per pool of vllm")
     parser.add_argument("--requests", type=int, help="only the first so many")
     parser.add_argument("--batched-tokens", type=int, default=2560)
     parser.add_argument("--lengths", type=Path, default=Path("experiments/offline_256_lengths.csv"))
-    parser.add_argument("--no-graphs", action="store_true")
-    parser.add_argument("--no-compile", action="store_true")
-    parser.add_argument("--no-profile", action="store_true")
+    parser.add_argument("--plain", action="store_true", help="neither CUDA graphs nor torch.compile")
     parser.add_argument("--commit", help="the code's commit, where git cannot tell it")
     options = parser.parse_args()
     if not torch.cuda.is_available():
