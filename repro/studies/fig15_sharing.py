@@ -61,7 +61,7 @@ class Params:
     rate_sharegpt: float = 2.0
     duration_s: float = 1800.0
     beam_seconds: float = 300.0
-    turnovers: tuple[float, ...] = (0.1, 0.3, 0.5)
+    turnovers: tuple[float, ...] = (0.02, 0.1, 0.4)
     seeds: tuple[int, ...] = (0, 1, 2)
     beams: str | None = None
     lengths: str | None = None
@@ -190,11 +190,11 @@ def _draw_panel(axis: Axes, rows: pd.DataFrame, printed: dict[int, float], metho
             axis.annotate(f"{printed[width]:g}", (place + 0.2, printed[width]), (0, 3), textcoords="offset points", ha="center",
                           fontsize=8, color="#555555")
         other = rows[(rows["width"] == width) & (rows["dependence"] == INDEPENDENT)]["saving"]
-        axis.plot([place - 0.3] * len(other), other, "x", color="black", markersize=5)
+        axis.plot([place - 0.06] * len(other), other, "x", color="black", markersize=5)
         made_up = rows[(rows["width"] == width) & rows["turnover"].notna()]
-        axis.plot([place - 0.1] * len(made_up), made_up["saving"], ".", color="black", markersize=4)
+        axis.plot([place - 0.34] * len(made_up), made_up["saving"], ".", color="black", markersize=4)
         for share, value in zip(made_up["turnover"], made_up["saving"]):
-            axis.annotate(f"{share:g}", (place - 0.1, value), (3, -3), textcoords="offset points", fontsize=6.5)
+            axis.annotate(f"{share:g}", (place - 0.34, value), (-3, 0), textcoords="offset points", fontsize=6.5, ha="right", va="center")
     axis.set_xticks(range(len(widths)), list(map(str, widths)))
     axis.grid(axis="x", visible=False)
     axis.set(xlabel="samples a request" if method == "parallel" else "beam width", ylabel="blocks saved (%)", ylim=(0, None))
