@@ -197,7 +197,7 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, object]]:
             for attempt in range(options.passes if name == "vllm" else 1):
                 iterations = _Iterations()
                 seconds, scheduler = run(executor, chosen, num_blocks, load, iterations)
-                row: dict[str, object] = dict(
+                row: dict[str, object] = dict(  # noqa: C408 (as keywords they fit a screen)
                     system=name,
                     pool_tokens=num_blocks * BLOCK_SIZE,
                     pool_gib=round(store.num_bytes / 2**30, 2),
@@ -273,13 +273,6 @@ def main() -> None:
             "experiments/recorded/h200/end_to_end"
         )
     options.out.mkdir(parents=True, exist_ok=True)
-    rows = []
-    for row in measure(options):
-        rows.append(row)
-        with (options.out / "end_to_end.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
-            writer.writeheader()
-            writer.writerows(rows)
     manifest = {
         **machine(),
         "device": torch.cuda.get_device_name(),
@@ -289,6 +282,13 @@ def main() -> None:
     if options.commit:
         manifest["commit"] = options.commit
     (options.out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    rows = []
+    for row in measure(options):
+        rows.append(row)
+        with (options.out / "end_to_end.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 if __name__ == "__main__":
