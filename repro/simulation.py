@@ -6,6 +6,7 @@ Studies are built from these functions; what a run returns is numbers only.
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -91,19 +92,33 @@ def _collector_paused() -> Iterator[None]:
 
 
 def crossing(latency: Callable[[float], float], start: float, level: float = 0.5, precision: float = 0.01) -> float:
-    """The rate at which a latency curve reaches `level` (s/token): bisected until the bracket is within `precision`.
+    """The rate at which a latency curve reaches `level` (s/token), bracketed to within `precision`.
 
-    The bracket is first widened from `start` by steps of a quarter. Returns its geometric middle.
+    The bracket is widened from `start` by steps of a quarter, then narrowed around the place where a straight line between
+    the logarithms of its ends would cross. Returns its geometric middle.
     """
+    def excess(rate: float) -> float:
+        return math.log(latency(rate) / level)
+
     low = high = start
-    while latency(low) > level:
-        high, low = low, low / 1.25
-    while high == low or latency(high) <= level:
-        low, high = high, high * 1.25
+    above_low = above_high = excess(start)
+    while above_low > 0:
+        high, above_high = low, above_low
+        low /= 1.25
+        above_low = excess(low)
+    while above_high <= 0:
+        low, above_low = high, above_high
+        high *= 1.25
+        above_high = excess(high)
+    side = 1
     while high / low > 1 + precision:
-        middle = (low * high) ** 0.5
-        if latency(middle) > level:
-            high = middle
+        width = math.log(high / low)
+        # A little to one side of the guess, then to the other: if the guess is good, these two are the new bracket.
+        place = width * above_low / (above_low - above_high) - side * 0.45 * math.log1p(precision)
+        rate = low * math.exp(min(max(place, 0.1 * width), 0.9 * width))
+        above = excess(rate)
+        if above > 0:
+            high, above_high, side = rate, above, 1
         else:
-            low = middle
+            low, above_low, side = rate, above, -1
     return (low * high) ** 0.5
