@@ -1,0 +1,329 @@
+"""Fig. 18a: the time of the paged attention kernel, from rows recorded on a GPU. Nothing is measured here.
+
+The paper lays its kernel's time beside that of FasterTransformer's, which reads contiguous K and V: what
+paging costs, and what two programs differ by, in one number. Recorded are ours beside torch's own kernels on
+contiguous K and V (two programs again), and ours over permuted blocks beside ours over blocks in order. The
+last is one program, which looks its blocks up either way, so it tells the cost of scattered memory alone. The
+same kernels over more shapes show the fraction of the copy bandwidth, and what the block size changes.
+
+The study knows no kernel: it reads experiments/recorded, whose rows `python -m repro.kernels.bench` makes.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repro import paper
+from repro.claims import Judgement
+from repro.errors import UserError
+from repro.experiment import Point
+from repro.studies.fig18b_block_size import REFERENCE, recorded_path
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+CAPTION = {
+    "fig18a_kernels": (
+        "Fig. 18a. The paper's two kernels (hollow; A100), and on another GPU ours over permuted blocks and "
+        "over blocks in order, and torch's SDPA on contiguous K and V: OPT-13B's 40 heads of 128, blocks of "
+        "16, replayed in CUDA graphs. Right: the paged kernel's time over a contiguous one's."
+    ),
+    "fig18a_bandwidth": (
+        "Bytes of K and V over the kernel's time, as a fraction of the copy bandwidth of the same run. "
+        "Decoding reads each byte once, so this is how near a kernel is to its floor. A copy also writes, "
+        "and reading alone can be faster than that."
+    ),
+    "fig18a_paging": (
+        "One kernel over permuted blocks and over blocks in order: what scattered memory costs. It looks its "
+        "blocks up in both cases."
+    ),
+    "fig18a_block_sizes": "Our kernel at each block size, over its time with blocks of 16.",
+}
+BENCHMARKS = ("fig18a", "decode", "block_sizes")
+BATCHES, CONTEXTS = (8, 32), (64, 128, 256)  # Fig. 18a's
+HEADS = {"40 x 128": "OPT-13B: 40 heads of 128", "32/8 x 128": "LLaMA-3.1-8B: 32 query, 8 KV heads of 128"}
+DTYPES = ("float16", "bfloat16")
+PERMUTED, IN_ORDER = "ours, permuted blocks", "ours, blocks in order"
+FLASH, CUDNN = "SDPA flash", "SDPA cuDNN"
+OURS = {"permuted": PERMUTED, "in order": IN_ORDER}
+#: kernel -> colour, marker
+LOOKS = {
+    PERMUTED: ("#0072B2", "o"),
+    IN_ORDER: ("#56B4E9", "P"),
+    FLASH: ("#999933", "D"),
+    CUDNN: ("#882255", "<"),
+}
+CLOCKED = {"linewidth": 1.6, "markersize": 5.5, "markeredgecolor": "black", "markeredgewidth": 0.7}
+HOLLOW = {"linestyle": (0, (1, 1.6)), "linewidth": 1.0, "markersize": 7, "markerfacecolor": "none"}
+#: What a manifest's remarks name as up to 12 % too slow (gigabytes had just been freed), by its time.
+DISTURBED: dict[str, tuple[dict[str, str], ...]] = {
+    "2026-11-29T19:37:02+00:00": (
+        {"benchmark": "decode", "contender": "ours", "heads": "40 x 128", "context": "ragged",
+         "blocks": "permuted"},
+        {"benchmark": "decode", "contender": CUDNN, "context": "4096", "batch": "128"},
+        {"benchmark": "decode", "contender": CUDNN, "context": "4096", "batch": "32",
+         "heads": "40 x 128", "dtype": "bfloat16"},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Params:
+    """`gpu` names a folder of experiments/recorded; `dtype` that of the many shapes (all else is float16)."""
+
+    gpu: str = "h200"
+    dtype: str = "float16"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise UserError(f"dtype = {self.dtype!r} is not recorded; known: {', '.join(DTYPES)}")
+
+
+def points(params: Params) -> list[Point]:
+    """One point, kept as long as both files stay what they are; UserError naming the file that is missing."""
+    path = recorded_path(params.gpu)
+    manifest = path.with_name("manifest.json")
+    for file in (path, manifest):
+        if not file.is_file():
+            raise UserError(
+                f"gpu = {params.gpu!r}: {file} is missing; restore it, name a GPU that is recorded, or "
+                f"measure on one: python -m repro.kernels.bench --out {path.parent}"
+            )
+    return [Point(recorded, {"path": path, "manifest": manifest})]
+
+
+def recorded(path: Path, manifest: Path) -> list[dict[str, Any]]:
+    """Every recorded time (us) of a decode kernel, with its fraction of the copy bandwidth of that run."""
+    about = json.loads(manifest.read_text(encoding="utf-8"))
+    with open(path, newline="", encoding="utf-8") as file:
+        # A kernel that did not take a shape has a remark in place of a time.
+        chosen = [row for row in csv.DictReader(file) if row["benchmark"] in BENCHMARKS and row["us"]]
+    disturbed = DISTURBED.get(about["utc"], ())
+    return [{
+        "part": row["benchmark"],
+        "kernel": OURS[row["blocks"]] if row["contender"] == "ours" else row["contender"],
+        "heads": row["heads"],
+        "dtype": row["dtype"],
+        "batch": int(float(row["batch"])),
+        "context": row["context"],
+        "block_size": int(float(row["block_size"])) if row["block_size"] else None,
+        "launch": row["launch"],
+        "microseconds": float(row["us"]),
+        "fraction_of_copy": float(row["fraction_of_copy"]),
+        "disturbed": any(named.items() <= row.items() for named in disturbed),
+        "evidence": "recorded", "device": about["device"], "seed": None, "trace_hash": None,
+    } for row in chosen]
+
+
+def paper_scale(rows: pd.DataFrame) -> pd.DataFrame:
+    """us by (batch, context) and kernel at Fig. 18a's shapes, launched by a graph: the kernel alone."""
+    chosen = rows[(rows["part"] == "fig18a") & (rows["launch"] == "graph")].astype({"context": int})
+    return chosen.pivot(index=["batch", "context"], columns="kernel", values="microseconds")
+
+
+def paper_times(system: str, batch: int) -> dict[int, float]:
+    """context -> us, as Fig. 18a draws them."""
+    return {int(context): us for context, us in paper.points("fig18a", f"{system}/batch-{batch}")}
+
+
+def paper_overhead(batch: int) -> dict[int, float]:
+    """context -> by how much the paper's kernel exceeds FasterTransformer's, in %."""
+    theirs = paper_times("faster-transformer", batch)
+    return {context: 100 * (us / theirs[context] - 1) for context, us in paper_times("vllm", batch).items()}
+
+
+def overhead(times: pd.DataFrame, over: str) -> pd.Series:
+    """By how much ours over permuted blocks exceeds another kernel, in %."""
+    return 100 * (times[PERMUTED] / times[over] - 1)
+
+
+def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
+    from repro import plotting
+
+    shapes = rows[(rows["part"] == "decode") & (rows["dtype"] == params.dtype)]
+    with plotting.house():
+        return {
+            "fig18a_kernels": _kernels(rows[rows["part"] == "fig18a"]),
+            "fig18a_bandwidth": _bandwidth(shapes[shapes["kernel"] != IN_ORDER]),
+            "fig18a_paging": _paging(shapes[shapes["kernel"].isin((PERMUTED, IN_ORDER))]),
+            "fig18a_block_sizes": _block_sizes(rows[rows["part"] == "block_sizes"]),
+        }
+
+
+def _kernels(rows: pd.DataFrame) -> Figure:
+    from repro import plotting
+
+    titles = [*(f"Batch of {batch}" for batch in BATCHES), "Paged over contiguous"]
+    figure, axes = plotting.panels(titles, width=4.0, height=3.5)
+    times = paper_scale(rows)
+    for axis, batch in zip(axes, BATCHES):
+        for system, text in (("vllm", "paged, A100"), ("faster-transformer", "FasterTransformer, A100")):
+            style = plotting.STYLE[system]
+            axis.plot(*zip(*paper_times(system, batch).items()), color=style.color, marker=style.marker,
+                      label=f"the paper: {text}", **HOLLOW)
+        for kernel, (color, marker) in LOOKS.items():
+            # Blocks in order lie under permuted ones, nearly at the same place: wider, so that both are seen.
+            wide = {"linewidth": 4.5, "markersize": 10, "zorder": 1.5} if kernel == IN_ORDER else {}
+            axis.plot(CONTEXTS, times.loc[batch, kernel].loc[list(CONTEXTS)], color=color, marker=marker,
+                      label=kernel, **CLOCKED | wide)
+        axis.set(yscale="log", ylim=(5, 300), ylabel="us")
+        axis.set_yticks((5, 10, 20, 50, 100, 200), ("5", "10", "20", "50", "100", "200"))
+        axis.minorticks_off()
+    _overheads(axes[-1], times)
+    for axis in axes:
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(CONTEXTS, list(map(str, CONTEXTS)))
+        axis.set(xlim=(56, 295), xlabel="context (tokens)")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=9, handlelength=2.6)
+    plotting.footer(figure, rows, with_paper=True, note=(
+        "Levels differ by GPU and program; the right panel's pairs are of one run each. Blocks in order are "
+        "contiguous, but still looked up"))
+    return figure
+
+
+def _overheads(axis: Axes, times: pd.DataFrame) -> None:
+    """Three pairs of kernels, each at both batches."""
+    axis.axhline(0, color="#888888", linewidth=0.8)
+    for batch, marker in zip(BATCHES, "os"):
+        axis.plot(*zip(*paper_overhead(batch).items()), color="#B04C8E", marker=marker,
+                  label=f"the paper over FasterTransformer, batch {batch}", **HOLLOW)
+    for over, text in ((IN_ORDER, "ours over blocks in order"), (CUDNN, "ours over SDPA cuDNN")):
+        for batch, marker in zip(BATCHES, "os"):
+            axis.plot(CONTEXTS, overhead(times, over)[batch].loc[list(CONTEXTS)], color=LOOKS[over][0],
+                      marker=marker, label=f"{text}, batch {batch}", **CLOCKED)
+    axis.set(ylabel="% more time", ylim=(-50, 95))
+    axis.legend(fontsize=7.5, loc="upper right", frameon=True, framealpha=1.0, edgecolor="none")
+
+
+def _places(rows: pd.DataFrame) -> dict[tuple[int, str], float]:
+    """(batch, context) -> its place: by batch, then context, a gap between batches, ragged last."""
+    places: dict[tuple[int, str], float] = {}
+    equal = {shape for shape in zip(rows["batch"], rows["context"]) if shape[1] != "ragged"}
+    ragged = set(zip(rows["batch"], rows["context"])) - equal
+    for batch, context in [*sorted(equal, key=lambda shape: (shape[0], int(shape[1]))), *sorted(ragged)]:
+        last, place = next(reversed(places.items()), ((batch, context), -1.0))
+        places[batch, context] = place + (1.0 if last[0] == batch else 1.7)
+    return places
+
+
+def _over_shapes(
+    axis: Axes, rows: pd.DataFrame, y: str, kernel: str, places: dict[tuple[int, str], float]
+) -> None:
+    """One line for each batch; what was disturbed stands apart from it as a pale cross."""
+    color, marker = LOOKS[kernel]
+    for batch, group in rows.groupby("batch"):
+        group = group.assign(x=[places[batch, context] for context in group["context"]]).sort_values("x")
+        sound, disturbed = group[~group["disturbed"]], group[group["disturbed"]]
+        axis.plot(sound["x"], sound[y], color=color, marker=marker, **CLOCKED)
+        axis.plot(disturbed["x"], disturbed[y], "X", color=color, alpha=0.45, markersize=8)
+
+
+def _name_shapes(axis: Axes, places: dict[tuple[int, str], float]) -> None:
+    axis.set_xticks(list(places.values()), [context for _, context in places], fontsize=7.5, rotation=45)
+    for batch in dict.fromkeys(batch for batch, _ in places):
+        own = [place for (other, _), place in places.items() if other == batch]
+        axis.text(sum(own) / len(own), 1.0, f"batch {batch}", transform=axis.get_xaxis_transform(),
+                  ha="center", va="top", fontsize=8.5, color="#555555")
+    axis.set_xlabel("context (tokens)")
+
+
+def _foot(figure: Figure, rows: pd.DataFrame, note: str) -> None:
+    from repro import plotting
+
+    crosses = ("" if not rows["disturbed"].any() else ". Crosses: disturbed, up to 12 % too slow (measured "
+               "right after gigabytes were freed; see the record's manifest)")
+    plotting.footer(figure, rows, note=f"{rows['dtype'].iloc[0]}, blocks of {REFERENCE}. {note}{crosses}")
+
+
+def _bandwidth(rows: pd.DataFrame) -> Figure:
+    from matplotlib.lines import Line2D
+
+    from repro import plotting
+
+    figure, axes = plotting.panels(list(HEADS.values()), columns=1, width=9.0, height=3.0)
+    places = _places(rows)
+    kernels = [kernel for kernel in LOOKS if kernel in set(rows["kernel"])]
+    for axis, heads in zip(axes, HEADS):
+        axis.axhline(1, color="#888888", linewidth=0.8)
+        for kernel in reversed(kernels):  # ours on top
+            own = rows[(rows["heads"] == heads) & (rows["kernel"] == kernel)]
+            _over_shapes(axis, own, "fraction_of_copy", kernel, places)
+        _name_shapes(axis, places)
+        axis.set(ylabel="fraction of copy bandwidth", ylim=(0, 1.25))
+    handles = [Line2D([], [], color=color, marker=marker, label=kernel, **CLOCKED)
+               for kernel, (color, marker) in LOOKS.items() if kernel in kernels]
+    figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=9)
+    _foot(figure, rows, "Ragged: contexts of 1 to 2048 tokens, not given to SDPA")
+    return figure
+
+
+def paging_cost(rows: pd.DataFrame) -> pd.DataFrame:
+    """By heads, batch and context: both times (us), and the `percent` that permuted blocks take longer."""
+    shape = ["heads", "batch", "context"]
+    times = rows.pivot(index=shape, columns="kernel", values="microseconds")
+    disturbed = rows.groupby(shape)["disturbed"].any()
+    return times.assign(percent=overhead(times, IN_ORDER), disturbed=disturbed).reset_index()
+
+
+def _paging(rows: pd.DataFrame) -> Figure:
+    from repro import plotting
+
+    figure, axes = plotting.panels(list(HEADS.values()), columns=1, width=9.0, height=2.7, sharey=True)
+    places, costs = _places(rows), paging_cost(rows)
+    for axis, heads in zip(axes, HEADS):
+        axis.axhline(0, color="#888888", linewidth=0.8)
+        _over_shapes(axis, costs[costs["heads"] == heads], "percent", PERMUTED, places)
+        _name_shapes(axis, places)
+        axis.set_ylabel("% more time")
+    low, high = axes[0].get_ylim()
+    axes[0].set_ylim(low, high + 0.12 * (high - low))
+    least = costs.loc[costs["percent"].idxmin()]
+    _foot(figure, rows, f"The lowest, {least['batch']} x {least['context']}, is {least[PERMUTED]:.1f} us "
+                        f"against {least[IN_ORDER]:.1f} us")
+    return figure
+
+
+def _block_sizes(rows: pd.DataFrame) -> Figure:
+    from repro import plotting
+
+    figure, axes = plotting.panels(list(HEADS.values()), width=4.6, height=3.1, sharey=True)
+    sizes = sorted(set(rows["block_size"].astype(int)))
+    for axis, heads in zip(axes, HEADS):
+        axis.axhline(1, color="#888888", linewidth=0.8)
+        own = rows[rows["heads"] == heads].groupby(["batch", "context"], sort=False)
+        looks = zip(("#0072B2", "#E69F00", "#009E73", "#B04C8E"), "osD^")
+        for ((batch, context), group), (color, marker) in zip(own, looks):
+            times = group.set_index("block_size")["microseconds"].sort_index()
+            axis.plot(times.index, times / times[REFERENCE], color=color, marker=marker,
+                      label=f"{batch} x {context}, {times[REFERENCE]:.0f} us", **CLOCKED)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(sizes, list(map(str, sizes)))
+        axis.set_xlabel("block size (tokens)")
+        axis.legend(fontsize=8, title=f"batch x context, time at {REFERENCE}", title_fontsize=8)
+    axes[0].set_ylabel(f"time over blocks of {REFERENCE}")
+    plotting.footer(figure, rows, note="float16. The axis does not begin at 0")
+    return figure
+
+
+def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
+    if params != Params():
+        return []  # another record than the committed one is not what the ledger is about
+    times = paper_scale(rows)
+    cost, fastest = overhead(times, IN_ORDER), times[[FLASH, CUDNN]].min(axis=1)
+    less = 100 * (1 - times[PERMUTED] / fastest)
+    theirs = ", ".join(f"{min(found):.0f} to {max(found):.0f} % at batch {batch}"
+                       for batch in BATCHES for found in [paper_overhead(batch).values()])
+    return [Judgement(
+        "fig18a-kernel-overhead", [cost.min(), cost.max()], "recorded",
+        note=f"Another GPU ({rows['device'].iloc[0]}) and other kernels than the paper's. Least and most "
+             "over its six shapes: ours over permuted blocks against the same kernel over blocks in order, which "
+             "looks them up as well. The paper compares with another program, FasterTransformer's; its own "
+             f"points give {theirs}. Against the faster of torch's two kernels on contiguous K and V, ours "
+             f"takes {less.min():.0f} to {less.max():.0f} % less time.")]
