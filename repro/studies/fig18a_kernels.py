@@ -324,6 +324,6 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
         "fig18a-kernel-overhead", [cost.min(), cost.max()], "recorded",
         note=f"Another GPU ({rows['device'].iloc[0]}) and other kernels than the paper's. Least and most "
              "over its six shapes: ours over permuted blocks against the same kernel over blocks in order, "
-             "which looks them up as well. The paper compares with another program, FasterTransformer's; its own "
-             f"points give {theirs}. Against the faster of torch's two kernels on contiguous K and V, ours "
+             "which looks them up as well. The paper compares with another program, FasterTransformer's; its "
+             f"own points give {theirs}. Against the faster of torch's two kernels on contiguous K and V, ours "
              f"takes {less.min():.0f} to {less.max():.0f} % less time.")]
