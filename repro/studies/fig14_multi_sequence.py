@@ -50,7 +50,7 @@ class Params:
     systems: tuple[str, ...] = ("orca-max", "orca-pow2", "orca-oracle", "vllm")
     max_seconds: float = 3600.0
     beam_seconds: float = 900.0
-    seeds: tuple[int, ...] = (0, 1)
+    seeds: tuple[int, ...] = (0,)
     beam_seeds: tuple[int, ...] = (0,)
     crossings: bool = True
     precision: float = 0.01

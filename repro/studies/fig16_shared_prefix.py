@@ -73,7 +73,7 @@ class Params:
 
     prefixes: tuple[int, ...] = tuple(PANELS)
     max_seconds: float = 3600.0
-    sensitivity_seconds: float = 600.0
+    sensitivity_seconds: float = 300.0
     seeds: tuple[int, ...] = (0,)
     crossings: bool = True
     precision: float = 0.01
