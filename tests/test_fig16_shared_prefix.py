@@ -29,7 +29,7 @@ def rows() -> pd.DataFrame:
 @pytest.fixture(scope="module")
 def at_papers_scale(rows: pd.DataFrame) -> pd.DataFrame:
     """The short runs, dressed as the long ones: `judge` speaks only of the paper's parameters."""
-    return rows.assign(duration_s=rows["duration_s"].replace({12.0: 3600.0, 6.0: 600.0}))
+    return rows.assign(duration_s=rows["duration_s"].replace({12.0: 3600.0, 6.0: 300.0}))
 
 
 def test_vllm_computes_only_what_follows_the_prefixs_full_blocks() -> None:
