@@ -79,8 +79,8 @@ def test_buddy_allocator_agrees_with_a_bitmap(
         assert buddy.num_free == bitmap.used.count(False)
         for exponent in range(log_chunk + 2):
             room = len(bitmap.chunks(1 << exponent))
-            assert buddy.can_allocate_many(1 << exponent, room)
-            assert not buddy.can_allocate_many(1 << exponent, room + 1)
+            assert buddy.can_allocate(1 << exponent, room)
+            assert not buddy.can_allocate(1 << exponent, room + 1)
     for start in list(held):
         buddy.release(start)
     assert buddy.free_chunks() == BuddyBitmap(num_blocks, 1 << log_chunk).largest()

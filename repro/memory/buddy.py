@@ -30,23 +30,14 @@ class BuddyAllocator:
             self._free[size][start] = None
             start += size
         self.num_free = num_blocks
-        self.largest_initial = max(size for size, starts in self._free.items() if starts)
 
     @staticmethod
     def rounded(count: int) -> int:
         """The chunk size that serves `count` blocks: the next power of two."""
         return 1 << (count - 1).bit_length()
 
-    def can_allocate(self, size: int) -> bool:
-        """Whether a chunk of at least `size` blocks (a power of two) is free in one piece."""
-        while size <= self.max_chunk:
-            if self._free[size]:
-                return True
-            size *= 2
-        return False
-
-    def can_allocate_many(self, size: int, count: int) -> bool:
-        """Whether `count` chunks of `size` blocks each are free at the same time."""
+    def can_allocate(self, size: int, count: int = 1) -> bool:
+        """Whether `count` chunks of `size` blocks (a power of two) each are free at the same time."""
         fitting = 0
         chunk = size
         while chunk <= self.max_chunk and fitting < count:

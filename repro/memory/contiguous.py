@@ -74,7 +74,7 @@ class ContiguousKVCacheManager(KVCacheManager):
         return chunk <= self.buddy.max_chunk and self.num_blocks // chunk >= len(group.seqs)
 
     def can_allocate(self, group: SequenceGroup, num_tokens: int) -> bool:
-        return self.buddy.can_allocate_many(self._chunk(group), len(group.seqs))
+        return self.buddy.can_allocate(self._chunk(group), len(group.seqs))
 
     def allocate(self, group: SequenceGroup, num_tokens: int) -> None:
         chunk = self._chunk(group)
@@ -101,10 +101,6 @@ class ContiguousKVCacheManager(KVCacheManager):
         count = self.cdiv(num_tokens)
         pairs = zip(self._tables[group.seqs[source]][:count], self._tables[group.seqs[target]][:count])
         return [CacheOp(OpKind.COPY, src, dst) for src, dst in pairs]
-
-    def free(self, group: SequenceGroup) -> None:
-        for seq in group.seqs:
-            self.free_sequence(seq)
 
     def free_sequence(self, seq: Sequence) -> None:
         self.buddy.release(self._tables.pop(seq)[0])

@@ -122,9 +122,10 @@ class KVCacheManager(ABC):
         the next iteration, since this one has run already.
         """
 
-    @abstractmethod
     def free(self, group: SequenceGroup) -> None:
         """Take back everything that the group's sequences hold on the GPU."""
+        for seq in group.seqs:
+            self.free_sequence(seq)
 
     @abstractmethod
     def free_sequence(self, seq: Sequence) -> None:

@@ -159,10 +159,6 @@ class PagedKVCacheManager(KVCacheManager):
     def free_sequence(self, seq: Sequence) -> None:
         self.gpu.release_many(self._tables.pop(seq))
 
-    def free(self, group: SequenceGroup) -> None:
-        for seq in group.seqs:
-            self.free_sequence(seq)
-
     # Swapping (§4.5): a group moves as a whole, a shared block once, a stored prefix not at all
 
     def _movable_blocks(self, group: SequenceGroup) -> dict[int, int]:
