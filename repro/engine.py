@@ -100,15 +100,23 @@ class Engine:
         self.observers = tuple(observers)
         self._unfinished: dict[SequenceGroup, Outcome] = {}
 
-    def run(self, requests: Iterable[Request]) -> list[Outcome]:
-        """Outcomes in the order of the requests. UserError if one of them can never fit, before its turn comes."""
+    def add(self, request: Request) -> Outcome:
+        """Queue a request. UserError if it can never fit."""
+        outcome = Outcome(request)
+        self._unfinished[self.scheduler.add(request)] = outcome
+        return outcome
+
+    def run(self, requests: Iterable[Request], until_s: float = math.inf) -> list[Outcome]:
+        """Outcomes of the requests that have arrived, in their order; at `until_s` whatever still runs is left unfinished.
+
+        UserError if a request can never fit, when its turn comes.
+        """
         outcomes: list[Outcome] = []
         arrivals = iter(requests)
         upcoming = next(arrivals, None)
-        while upcoming is not None or self.scheduler.has_work:
+        while (upcoming is not None or self.scheduler.has_work) and self.clock.now < until_s:
             while upcoming is not None and upcoming.arrival_s <= self.clock.now:
-                outcomes.append(Outcome(upcoming))
-                self._unfinished[self.scheduler.add(upcoming)] = outcomes[-1]
+                outcomes.append(self.add(upcoming))
                 upcoming = next(arrivals, None)
             if self.scheduler.has_work:
                 self.step(math.inf if upcoming is None else upcoming.arrival_s)

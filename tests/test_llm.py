@@ -152,6 +152,7 @@ def test_an_engine_that_cannot_be_built_is_refused(tiny, message, options):
     "message, arguments",
     [
         ("use one of smollm2", {"name": "no-such-model"}),
+        ("no such GGUF file", {"name": "/no/such/file.gguf"}),
         ("float32, float16, bfloat16", {"name": "opt-125m", "dtype": "int8"}),
         ("no CUDA GPU", {"name": "opt-125m", "device": "cuda"}),
     ],
@@ -267,6 +268,16 @@ def test_the_embedded_model_writes_what_transformers_generates(smollm2):
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=64
         )
         assert tuple(expected[0].tolist()) in checked
+
+
+def test_a_gguf_file_can_be_named_by_its_path(smollm2, tmp_path):
+    file = tmp_path / "copy.gguf"
+    file.symlink_to(models.embedded_file())
+    named = models.load(str(file))
+    assert named.config == dataclasses.replace(smollm2.config, name="copy") and named.eos == smollm2.eos
+    weights = smollm2.model.state_dict()
+    assert all(torch.equal(weight, weights[key]) for key, weight in named.model.state_dict().items())
+    assert named.tokenizer(TEXTS[1])["input_ids"] == smollm2.tokenizer(TEXTS[1])["input_ids"]
 
 
 def test_the_embedded_model_stops_at_its_stop_token(smollm2):

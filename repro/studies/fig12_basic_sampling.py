@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from repro import paper
 from repro.claims import Judgement
-from repro.config import DEPLOYMENTS, Deployment
+from repro.config import Deployment
 from repro.errors import UserError
 from repro.executor.cost_model import CostModel
 from repro.executor.profiles import context_splits, cost_model
 from repro.experiment import Point
-from repro.memory import reserve_oracle
 from repro.simulation import crossing, serve, trace_seconds
 from repro.studies.common import check_positive, check_seeds, check_serving, check_some, check_systems, deployment_of, trace_of
-from repro.systems import System, system
+from repro.systems import System, system_for
 from repro.workloads import WORKLOADS
 
 if TYPE_CHECKING:
@@ -38,9 +37,6 @@ CAPTION = {
                        "(hollow), as the paper's own curve can only be read. Grey: within 15 %.",
 }
 LEVEL = 0.5  # s/token
-#: FasterTransformer's batch limit was set by hand. Known for OPT-13B: 5 on ShareGPT and 14 on Alpaca (the authors' scripts).
-#: For the other models we scale it with the K/V slots; the paper does not say.
-FASTER_TRANSFORMER_BATCH = {"sharegpt": 5, "alpaca": 14}
 #: assumptions of the cost model: name -> (how Fig. 1's slope is split, prefill efficiency). The first one is the curve.
 ASSUMPTIONS: dict[str, tuple[str, float | None]] = {
     **{f"slope:{split}": (split, None) for split in context_splits()},
@@ -73,6 +69,7 @@ class Params:
                 raise UserError(f"unknown workload {workload!r}; known: {', '.join(WORKLOADS)}")
         check_systems(self.systems)
         check_seeds(self.seeds)
+        check_seeds(self.band_seeds)
         check_positive("max_seconds", self.max_seconds)
         check_positive("precision", self.precision)
         for model in self.models:
@@ -90,7 +87,7 @@ def points(params: Params) -> list[Point]:
     for panel in params.panels:
         model, workload = panel.split("/")
         for name in params.systems:
-            shared = {"panel": panel, "system": _system(name, model, workload), "lengths": params.lengths}
+            shared = {"panel": panel, "system": system_for(name, deployment_of(model), workload), "lengths": params.lengths}
             drawn = [rate for rate, _ in paper.points("fig12", panel, name)] if name in paper.figure("fig12")[panel] else \
                 sorted({rate for other in paper.figure("fig12")[panel] for rate, _ in paper.points("fig12", panel, other)})
             runs = [(seed, MAIN) for seed in params.seeds]
@@ -111,15 +108,6 @@ def points(params: Params) -> list[Point]:
 def _seconds(params: Params, model: str, rate: float) -> float:
     """How long a trace is: the paper's length, or for a quick look less, but never so short that few requests come."""
     return min(trace_seconds(model), max(params.max_seconds, 20 / rate))
-
-
-def _system(name: str, model: str, workload: str) -> System:
-    if name != "faster-transformer":
-        return system(name)
-    limit = FASTER_TRANSFORMER_BATCH[workload] * DEPLOYMENTS[model].kv_slots / DEPLOYMENTS["opt-13b"].kv_slots
-    # The batch limit stands for its memory, so the reservation must not bind before it does.
-    return System(name, system(name).label, system(name).scheduler, reserve_oracle).with_scheduler(
-        max_num_seqs=max(1, round(limit)))
 
 
 def _setting(panel: str, assumption: str) -> tuple[Deployment, CostModel]:

@@ -58,10 +58,10 @@ class LoadedModel:
 def load(
     name: str, device: str = "cpu", dtype: str | None = None, *, seed: int = 0, hub: bool = False
 ) -> LoadedModel:
-    """A model by name: "smollm2", one of `repro.config.MODELS` (random weights from `seed`), a folder, or a
-    hub id.
+    """A model by name: "smollm2", one of `repro.config.MODELS` (random weights from `seed`), a folder, a GGUF
+    file, or a hub id.
 
-    `dtype` is float32 on a CPU and bfloat16 on a GPU unless given. A hub id needs `hub=True` to be looked up
+    Files are only ever read as data: no code that comes with a checkpoint is run. `dtype` is float32 on a CPU and bfloat16 on a GPU unless given. A hub id needs `hub=True` to be looked up
     on the network; without it only what is on this machine already is used. UserError if it cannot be had or
     cannot be run.
     """
@@ -98,30 +98,32 @@ def from_config(
 
 
 def _pretrained(name: str, device: str, dtype: str, hub: bool) -> LoadedModel:
-    source, extra = name, {}
-    if name == EMBEDDED:
-        file = embedded_file()
-        source, extra = str(file.parent), {"gguf_file": file.name}
-    elif Path(name).is_dir():
-        source = str(Path(name))
-    options = extra | {"local_files_only": not hub or source != name}
+    file = embedded_file() if name == EMBEDDED else Path(name).expanduser()
+    is_gguf = file.suffix == ".gguf"
+    if is_gguf and not file.is_file():
+        raise UserError(f"model {name!r}: there is no such GGUF file; name one that exists, or {EMBEDDED!r}")
+    source = str(file.parent) if is_gguf else name
+    options: dict[str, Any] = {"gguf_file": file.name} if is_gguf else {}
+    # Said aloud, or transformers would ask at the terminal whether to run what a checkpoint brings along.
+    options["trust_remote_code"] = False
+    options["local_files_only"] = is_gguf or not hub
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **options)
         model = AutoModelForCausalLM.from_pretrained(
-            source, dtype=DTYPES[dtype], attn_implementation=IMPLEMENTATION, **options
+            source, dtype=DTYPES[dtype], attn_implementation=IMPLEMENTATION, weights_only=True, **options
         )
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
     except (OSError, ValueError) as error:
         known = ", ".join([EMBEDDED, *MODELS])
         remedy = "" if hub else ", or allow the hub (hub=True) for an id that is not on this machine yet"
         raise UserError(
             f"model {name!r} cannot be loaded ({str(error).splitlines()[0]}); use one of {known}, a folder "
-            f"with a transformers checkpoint{remedy}"
+            f"with a transformers checkpoint, a GGUF file{remedy}"
         ) from None
-    eos = model.generation_config.eos_token_id if name != EMBEDDED else None
+    eos = None if is_gguf else model.generation_config.eos_token_id
     if eos is None:  # versions of transformers disagree on what a GGUF file says; its tokenizer is right
         eos = tokenizer.eos_token_id
     stops = frozenset(eos if isinstance(eos, list) else [] if eos is None else [eos])
-    return _checked(model.to(device), tokenizer, name, stops)
+    return _checked(model.to(device), tokenizer, file.stem if is_gguf and name != EMBEDDED else name, stops)
 
 
 def embedded_file() -> Path:
