@@ -119,8 +119,8 @@ def _pretrained(name: str, device: str, dtype: str, hub: bool) -> LoadedModel:
             f"model {name!r} cannot be loaded ({str(error).splitlines()[0]}); use one of {known}, a folder "
             f"with a transformers checkpoint, a GGUF file{remedy}"
         ) from None
-    eos = None if is_gguf else model.generation_config.eos_token_id
-    if eos is None:  # versions of transformers disagree on what a GGUF file says; its tokenizer is right
+    eos = model.generation_config.eos_token_id  # first: 5.17's tokenizer of a GGUF file has another one
+    if eos is None:
         eos = tokenizer.eos_token_id
     stops = frozenset(eos if isinstance(eos, list) else [] if eos is None else [eos])
     return _checked(model.to(device), tokenizer, file.stem if is_gguf and name != EMBEDDED else name, stops)
