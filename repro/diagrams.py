@@ -5,12 +5,12 @@
     draw(watch.states, [0, 4, 8])
 
 One row per sequence, one cell per logical block; a cell shows its physical block, how far it is filled, and
-how many sequences hold it. This module sees managers and lengths; it knows no tokens.
+its reference count (a stored prefix counts as a holder). `draw_tables` is one panel of such a picture. This module sees managers and lengths; it knows no tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _HOLDERS = ("#9CC7E8", "#5A9BD0", "#2F6FA8", "#17436F")  # 1, 2, 3, 4 or more sequences
+_CELL = 0.92  # width of a cell; the rest sets it apart from the next
 
 
 class Cell(NamedTuple):
-    """A logical block: its physical block, slots filled, sequences that hold it."""
+    """A logical block: its physical block, slots filled, reference count."""
 
     physical: int
     filled: int
@@ -74,8 +75,6 @@ class BlockTables(Observer):
 
 def draw(states: Iterable[State], iterations: Iterable[int] | None = None, max_blocks: int = 12) -> Figure:
     """One panel per iteration (all recorded ones unless named); tables are cut after `max_blocks` blocks."""
-    from matplotlib.patches import Patch
-
     from repro import plotting
 
     wanted = None if iterations is None else set(iterations)
@@ -90,28 +89,43 @@ def draw(states: Iterable[State], iterations: Iterable[int] | None = None, max_b
             height=0.42 * tallest + 0.5,
         )
         for axis, state in zip(axes, chosen):
-            _draw_state(axis, state, width, tallest)
-        labels = ("one sequence", "two", "three", "four or more")
-        figure.legend(
-            handles=[Patch(facecolor=color, label=label) for color, label in zip(_HOLDERS, labels)],
-            ncols=4,
-            loc="outside lower center",
-            title="Number: physical block. Filled part: slots in use. Held by:",
-        )
+            draw_tables(axis, state.tables, state.block_size, width, tallest)
+        legend(figure)
     return figure
 
 
-def _draw_state(axis: Axes, state: State, width: int, height: int) -> None:
-    for row, cells in enumerate(state.tables.values()):
+def legend(figure: Figure) -> None:
+    """What the cells of `draw_tables` mean, above the panels."""
+    from matplotlib.patches import Patch
+
+    labels = ("one", "two", "three", "four or more")
+    figure.legend(
+        handles=[Patch(facecolor=color, label=label) for color, label in zip(_HOLDERS, labels)],
+        ncols=4,
+        fontsize=9,
+        title_fontsize=9,
+        loc="outside upper center",
+        title="Number: physical block. Filled part: slots in use. Colour and \u00d7: how many hold it",
+    )
+
+
+def draw_tables(
+    axis: Axes, tables: Mapping[str, list[Cell]], block_size: int, width: int, height: int
+) -> None:
+    """Block tables as rows of cells, on a panel with room for `width` blocks and `height` sequences."""
+    for row, cells in enumerate(tables.values()):
         for column, cell in enumerate(cells[:width]):
             color = _HOLDERS[min(cell.holders, len(_HOLDERS)) - 1]
-            axis.barh(row, 0.92 * cell.filled / state.block_size, 0.76, left=column, color=color)
-            axis.barh(row, 0.92, 0.76, left=column, facecolor="none", edgecolor="#888888", linewidth=0.8)
-            dark = cell.holders > 2 and 2 * cell.filled > state.block_size
+            axis.barh(row, _CELL * cell.filled / block_size, 0.76, left=column, color=color)
+            axis.barh(row, _CELL, 0.76, left=column, facecolor="none", edgecolor="#888888", linewidth=0.8)
+            if block_size <= 8:  # few enough to be counted
+                slots = [column + _CELL * slot / block_size for slot in range(1, block_size)]
+                axis.vlines(slots, row + 0.24, row + 0.38, color="#888888", linewidth=0.8)
+            dark = cell.holders > 2 and 2 * cell.filled > block_size
             axis.text(
-                column + 0.46,
+                column + _CELL / 2,
                 row,
-                str(cell.physical),
+                f"{cell.physical}" + (f" \u00d7{cell.holders}" if cell.holders > 1 else ""),
                 ha="center",
                 va="center",
                 fontsize=8,
@@ -121,8 +135,8 @@ def _draw_state(axis: Axes, state: State, width: int, height: int) -> None:
         xlim=(-0.05, width),
         ylim=(height - 0.4, -0.6),
         xticks=[],
-        yticks=range(len(state.tables)),
-        yticklabels=list(state.tables),
+        yticks=range(len(tables)),
+        yticklabels=list(tables),
     )
     axis.tick_params(left=False)
     axis.grid(visible=False)

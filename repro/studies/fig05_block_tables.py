@@ -1,4 +1,4 @@
-"""Fig. 5 to 9 walked through with the real block manager: block tables, sharing, copy-on-write, beams.
+"""Fig. 5 to 10 walked through with the real block manager: block tables, copy-on-write, beams, a shared prefix.
 
 Every state is read off `PagedKVCacheManager` with blocks of four slots, as in the figures. Physical block numbers are
 the allocator's business: a state agrees with the figure's if it is the same up to the names of the blocks, with the
@@ -8,6 +8,7 @@ same filled slots and reference counts. No token values and no times occur.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from repro.claims import Judgement
@@ -19,12 +20,11 @@ from repro.sequence import Request, SamplingParams, SequenceGroup
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 CAPTION = {
-    "fig05_block_tables": "Fig. 6 to 9: the block tables of one request, two requests, two samples of one prompt and "
-                          "four beams, state by state, read off the block manager. A cell is a logical block: the "
+    "fig05_block_tables": "Fig. 5 to 10: the block tables of one request, two requests, two samples of one prompt, four beams and two "
+                          "requests with a stored prefix, state by state, read off the block manager. A cell is a logical block: the "
                           "number of its physical block, its filled slots and, where shared, its reference count.",
 }
 NUM_BLOCKS = 32
@@ -36,6 +36,7 @@ DRAWN: dict[str, dict[str, tuple[list[Table], int, int]]] = {
         "prompt": ([[("7", 4, 1), ("1", 3, 1)]], 2, 0),
         "first word": ([[("7", 4, 1), ("1", 4, 1)]], 2, 0),
         "second word": ([[("7", 4, 1), ("1", 4, 1), ("3", 1, 1)]], 3, 0),
+        "third word": ([[("7", 4, 1), ("1", 4, 1), ("3", 2, 1)]], 3, 0),
     },
     "two requests": {
         "both running": ([[("7", 4, 1), ("1", 4, 1), ("3", 1, 1)], [("5", 4, 1), ("2", 2, 1)]], 5, 0),
@@ -51,7 +52,22 @@ DRAWN: dict[str, dict[str, tuple[list[Table], int, int]]] = {
         "new words": ([[("0", 4, 4), ("1", 4, 4), ("3", 4, 4), (last, 4, 2), (new, 1, 1)]
                        for last, new in zip("6677", ("9", "10", "11", "12"))], 9, 0),
     },
+    "shared prefix": {
+        "prefix stored": ([[(block, 4, 1) for block in "01234"]], 5, 0),
+        "two prompts": ([[(block, 4, 3) for block in "01234"], [*((block, 4, 3) for block in "01234"), ("5", 2, 1)],
+                         [*((block, 4, 3) for block in "01234"), ("6", 4, 1)]], 7, 0),
+        "first words": ([[(block, 4, 3) for block in "01234"], [*((block, 4, 3) for block in "01234"), ("5", 3, 1)],
+                         [*((block, 4, 3) for block in "01234"), ("6", 4, 1), ("7", 1, 1)]], 8, 0),
+        "first has ended": ([[(block, 4, 2) for block in "01234"],
+                             [*((block, 4, 2) for block in "01234"), ("6", 4, 1), ("7", 2, 1)]], 7, 0),
+    },
 }
+#: walk -> the figure that it follows; Fig. 5 is the third word of Fig. 6's request.
+FIGURE = {"one request": "Fig. 6", "two requests": "Fig. 7", "two samples": "Fig. 8", "four beams": "Fig. 9", "shared prefix": "Fig. 10"}
+_LINES = (("one request",), ("two requests", "two samples"), ("four beams",), ("shared prefix",))  # of the figure
+_STEP = {"third word": "third word (Fig. 5)"}
+#: Fig. 10's words, in blocks of 4: an instruction and three examples, 4 + 6 + 4 + 6; then "cheese =>" and "I love you =>".
+PREFIX_WORDS, INPUT_WORDS = 20, (2, 4)
 _CLAIM = {"one request": "fig5-7-block-tables", "two requests": "fig5-7-block-tables",
           "two samples": "fig8-parallel-cow", "four beams": "fig9-beam-sharing"}
 
@@ -67,32 +83,39 @@ class Params:
 
 
 def points(params: Params) -> list[Point]:
-    return [Point(walk, {"block_size": params.block_size}) for walk in (requests, two_samples, four_beams)]
+    return [Point(walk, {"block_size": params.block_size}) for walk in (requests, two_samples, four_beams, shared_prefix)]
 
 
-def _group(request_id: int, prompt_tokens: int, n: int = 1, beams: bool = False) -> SequenceGroup:
+def _group(request_id: int, prompt_tokens: int, n: int = 1, beams: bool = False, prefix: str | None = None) -> SequenceGroup:
     sampling = SamplingParams(n=n, use_beam_search=beams, max_tokens=64)
-    return SequenceGroup(Request(request_id, 0.0, prompt_tokens, 64, sampling))
+    return SequenceGroup(Request(request_id, 0.0, prompt_tokens, 64, sampling, prefix))
 
 
 def _state(walk: str, step: str, manager: PagedKVCacheManager, groups: list[tuple[SequenceGroup, int]],
-           ops: list[CacheOp]) -> list[dict[str, Any]]:
-    """One row for each logical block of each sequence, given the groups and the tokens that they have stored."""
+           ops: list[CacheOp], prefix: str | None = None) -> list[dict[str, Any]]:
+    """One row for each logical block of each sequence, given the groups and the tokens that they have stored.
+
+    A stored prefix comes first, as a sequence of its own.
+    """
     size = manager.block_size
     kind = {"two samples": "sample", "four beams": "beam"}.get(walk, "request")
-    sequences = [(seq, num_tokens) for group, num_tokens in groups for seq in group.seqs]
+    tables = {} if prefix is None else {prefix: (manager.prefix_blocks(prefix), size * len(manager.prefix_blocks(prefix)))}
+    for group, num_tokens in groups:
+        for index, seq in enumerate(group.seqs):
+            name = f"{kind} {group.request.request_id if kind == 'request' else index}"
+            tables[name] = manager.block_table(seq), num_tokens
     return [
-        {"walk": walk, "step": step, "sequence": f"{kind} {index}", "logical": logical, "physical": block,
+        {"walk": walk, "step": step, "sequence": name, "logical": logical, "physical": block,
          "filled": min(size, num_tokens - logical * size), "ref_count": manager.gpu.ref_counts[block],
          "blocks_in_use": NUM_BLOCKS - manager.num_free_blocks, "blocks_copied": len(ops),
          "evidence": "exact", "device": None, "seed": None, "trace_hash": None}
-        for index, (seq, num_tokens) in enumerate(sequences)
-        for logical, block in enumerate(manager.block_table(seq))
+        for name, (blocks, num_tokens) in tables.items()
+        for logical, block in enumerate(blocks)
     ]
 
 
 def requests(block_size: int) -> list[dict[str, Any]]:
-    """Fig. 5 and 6: a prompt of seven words and two more. Fig. 7: beside it a second request of six."""
+    """Fig. 5 and 6: a prompt of seven words and three more. Fig. 7: beside its first nine a second request of six."""
     manager = PagedKVCacheManager(NUM_BLOCKS, block_size, watermark=0.0)
     first, second = _group(0, 7), _group(1, 5)
     manager.allocate(first, 7)
@@ -102,7 +125,10 @@ def requests(block_size: int) -> list[dict[str, Any]]:
         rows += _state("one request", step, manager, [(first, length)], ops)
     manager.allocate(second, 5)
     ops = manager.append_slots(second, 6)
-    return rows + _state("two requests", "both running", manager, [(first, 9), (second, 6)], ops)
+    together = _state("two requests", "both running", manager, [(first, 9), (second, 6)], ops)
+    manager.free(second)
+    ops = manager.append_slots(first, 10)
+    return rows + _state("one request", "third word", manager, [(first, 10)], ops) + together
 
 
 def two_samples(block_size: int) -> list[dict[str, Any]]:
@@ -133,6 +159,24 @@ def four_beams(block_size: int) -> list[dict[str, Any]]:
     return rows + _state("four beams", "new words", manager, [(group, length + 1)], ops)
 
 
+def shared_prefix(block_size: int) -> list[dict[str, Any]]:
+    """Fig. 10: two translations whose prompts begin with the same examples, which are stored once and for all."""
+    manager = PagedKVCacheManager(NUM_BLOCKS, block_size, watermark=0.0)
+    manager.store_prefix("prefix", PREFIX_WORDS)
+    walk = partial(_state, "shared prefix", manager=manager, prefix="prefix")
+    rows = walk("prefix stored", groups=[], ops=[])
+    lengths = [PREFIX_WORDS + words for words in INPUT_WORDS]
+    first, second = (_group(index, length, prefix="prefix") for index, length in enumerate(lengths))
+    for group, length in zip((first, second), lengths):
+        manager.allocate(group, length)
+    rows += walk("two prompts", groups=[(first, lengths[0]), (second, lengths[1])], ops=[])
+    ops = manager.append_slots(first, lengths[0] + 1) + manager.append_slots(second, lengths[1] + 1)
+    rows += walk("first words", groups=[(first, lengths[0] + 1), (second, lengths[1] + 1)], ops=ops)
+    manager.free(first)
+    ops = manager.append_slots(second, lengths[1] + 2)
+    return rows + walk("first has ended", groups=[(second, lengths[1] + 2)], ops=ops)
+
+
 def same_state(rows: pd.DataFrame, drawn: tuple[list[Table], int, int]) -> bool:
     """Whether a state of ours is the one drawn, up to the names of the physical blocks."""
     tables, in_use, copied = drawn
@@ -153,45 +197,35 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
     if params.block_size != Params.block_size:
         return []
     held = {claim_id: True for claim_id in _CLAIM.values()}
-    for walk, steps in DRAWN.items():
-        for step, drawn in steps.items():
-            held[_CLAIM[walk]] &= same_state(rows[(rows["walk"] == walk) & (rows["step"] == step)], drawn)
+    for walk, claim_id in _CLAIM.items():
+        for step, drawn in DRAWN[walk].items():
+            held[claim_id] &= same_state(rows[(rows["walk"] == walk) & (rows["step"] == step)], drawn)
     return [Judgement(claim_id, same, "exact", note="Read off the block manager, up to the names of the blocks.")
             for claim_id, same in held.items()]
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
-    from repro import plotting
+    from repro import diagrams, plotting
 
-    states = list(rows.groupby(["walk", "step"], sort=False))
+    states = {key: state for key, state in rows.groupby(["walk", "step"], sort=False)}
+    lines = [[key for key in states if key[0] in walks] for walks in _LINES]
     with plotting.house():
-        figure, axes = plotting.panels([f"{walk}: {step}" for (walk, step), _ in states], width=3.2, height=1.35,
-                                        height_ratios=[1, 2, 4])
-        for axis, (_, state) in zip(axes, states):
-            _draw_state(axis, state, params.block_size)
-        handles = [plotting.Patch(facecolor=_color(count), label=text)
-                   for count, text in ((1, "one holder"), (2, "two"), (3, "three"), (4, "four"))]
-        figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
-        plotting.footer(figure, rows, note="Read off the block manager; numbers are its physical blocks, the filled "
-                                           "part of a cell its filled slots")
+        columns = max(map(len, lines))
+        places = [key for line in lines for key in [*line, *[None] * (columns - len(line))]]
+        heights = [max(states[key]["sequence"].nunique() for key in line) for line in lines]
+        figure, axes = plotting.panels([f"{FIGURE[key[0]]}: {_STEP.get(key[1], key[1])}" if key else "" for key in places],
+                                       columns=columns, width=3.1, height=1.75, height_ratios=[0.6 + height for height in heights])
+        for number, (axis, key) in enumerate(zip(axes, places)):
+            if key is None:
+                axis.remove()
+                continue
+            line = number // columns
+            width = max(states[other]["logical"].max() + 1 for other in lines[line])
+            tables = {name: list(map(diagrams.Cell, table["physical"], table["filled"], table["ref_count"]))
+                      for name, table in states[key].groupby("sequence", sort=False)}
+            diagrams.draw_tables(axis, tables, params.block_size, max(5, width), heights[line])
+            in_use, copied = states[key][["blocks_in_use", "blocks_copied"]].iloc[0]
+            axis.set_xlabel(f"blocks in use: {in_use}" + (f", copied: {copied}" if copied else ""), fontsize=8.5)
+        diagrams.legend(figure)
+        plotting.footer(figure, rows, note="Read off the block manager. The prefix of Fig. 10 is itself one of its blocks' holders")
     return {"fig05_block_tables": figure}
-
-
-def _color(ref_count: int) -> str:
-    return {1: "#9CC7E8", 2: "#5A9BD0", 3: "#2F6FA8", 4: "#17436F"}[ref_count]
-
-
-def _draw_state(axis: Axes, state: pd.DataFrame, block_size: int) -> None:
-    sequences = list(dict.fromkeys(state["sequence"]))
-    for row in state.itertuples():
-        x, y = row.logical, sequences.index(row.sequence)
-        axis.barh(y, 0.92 * row.filled / block_size, 0.72, left=x, color=_color(row.ref_count))
-        axis.barh(y, 0.92, 0.72, left=x, facecolor="none", edgecolor="#888888", linewidth=0.8)
-        axis.text(x + 0.46, y, f"{row.physical}" + (f" \u00d7{row.ref_count}" if row.ref_count > 1 else ""), fontsize=8,
-                  ha="center", va="center", color="white" if row.ref_count > 2 else "#222222")
-    axis.set(xlim=(-0.05, max(5, state["logical"].max() + 1)), ylim=(len(sequences) - 0.45, -0.55), xticks=[],
-             yticks=range(len(sequences)), yticklabels=sequences)
-    axis.tick_params(left=False)
-    axis.grid(visible=False)
-    for spine in axis.spines.values():
-        spine.set_visible(False)
