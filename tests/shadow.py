@@ -66,20 +66,25 @@ class Shadow:
     # Input
 
     def store_prefix(self, prefix_id: str, num_tokens: int) -> None:
-        self._prefixes[prefix_id] = tokens = self._new_tokens(num_tokens)
         self.manager.store_prefix(prefix_id, num_tokens)
+        self._prefixes[prefix_id] = tokens = self._new_tokens(num_tokens)
         for index, block in enumerate(self.manager.prefix_blocks(prefix_id)):
             self.pool.gpu[block] = tokens[index * self.size : (index + 1) * self.size]
             self._prefix_blocks.add(block)
 
     def add(self, request: Request) -> SequenceGroup:
         group = self.scheduler.add(request)
+        self.register(group)
+        return group
+
+    def register(self, group: SequenceGroup) -> None:
+        """Invent the prompt of a group that has just been added to the scheduler."""
+        request = group.request
         prompt = self._prefixes.get(request.prefix_id, [])[: request.prompt_tokens]
         prompt = prompt + self._new_tokens(request.prompt_tokens - len(prompt))
         for seq in group.seqs:
             self.history[seq] = list(prompt)
         self.emitted[group] = 0
-        return group
 
     def _new_tokens(self, count: int) -> list[int]:
         return list(itertools.islice(self._ids, count))
@@ -111,10 +116,18 @@ class Shadow:
     def step(self, limit: int = 1) -> SchedulerOutput:
         output = self.scheduler.schedule()
         if self.scheduler.can_repeat(output):
-            assert not any(
-                group.is_beam for group in output.decodes
-            )  # may be re-parented after any iteration
             self.scheduler.extend(output, limit)
+        parents, stopped = self.execute(output)
+        self.account(output, self.scheduler.update(output, parents, stopped))
+        return output
+
+    def execute(
+        self, output: SchedulerOutput
+    ) -> tuple[dict[SequenceGroup, list[int]], list[tuple[SequenceGroup, Sequence]]]:
+        """Run an output; the parents of beams and the sequences that stop, both chosen at random."""
+        if output.num_iterations > 1:
+            # Beams may be re-parented after any iteration.
+            assert not any(group.is_beam for group in output.decodes)
         self._check_accounts(output)
         for op in output.cache_ops:
             self.pool.apply(op)
@@ -134,12 +147,15 @@ class Shadow:
             if stops[group] == len(group.seqs) or self.emitted[group] == group.request.output_tokens
         )
         self.seen["stop"] += len(stopped)
-        held = set(self.scheduler.running)
-        self._check_ended(held, self.scheduler.update(output, parents, stopped))
+        self._held = set(self.scheduler.running)
+        return parents, stopped
+
+    def account(self, output: SchedulerOutput, ended: list[SequenceGroup]) -> None:
+        """After the scheduler has accounted for an output that `execute` ran."""
+        self._check_ended(self._held, ended)
         self._check_conservation()
         self.seen["preempt"] += len(output.preempted)
         self.seen["together"] += output.num_iterations > 1
-        return output
 
     # What an executor does
 
@@ -261,6 +277,9 @@ class Shadow:
             assert num_tokens <= config.max_num_batched_tokens or alone
         if started and self.paged:
             assert self.manager.num_free_blocks >= self.manager.watermark_blocks
+        out = [_arrival(group) for group in itertools.chain(scheduler.waiting, scheduler.swapped)]
+        for group in started:  # first come, first served
+            assert group.num_preemptions or all(_arrival(group) < other for other in out), "somebody is overtaken"
 
     def _check_ended(self, held: set[SequenceGroup], ended: list[SequenceGroup]) -> None:
         """What returns is what is done, exactly at its length; a static batch returns together."""
@@ -308,6 +327,8 @@ class Shadow:
             swapped = Counter(block for _, block in on_cpu)
             self._check_allocator(manager.cpu, swapped)
             self.max_swapped_blocks = max(self.max_swapped_blocks, len(swapped))
+            moved = self.seen[OpKind.SWAP_OUT.value] - self.seen[OpKind.SWAP_IN.value]
+            assert len(swapped) == moved <= manager.cpu.num_blocks, "swap space does not add up"
             self.seen["share"] += any(count > 1 for count in held.values())
             for block in manager.cpu._free:
                 self.pool.cpu[block] = list(self.pool.empty)
@@ -340,3 +361,7 @@ class Shadow:
             and not scheduler._beams
         )
         assert self.manager.num_free_blocks == self.manager.num_blocks - len(self._prefix_blocks)
+
+
+def _arrival(group: SequenceGroup) -> tuple[float, int]:
+    return group.request.arrival_s, group.request.request_id

@@ -1,0 +1,363 @@
+"""Random runs of the whole engine, as many as are asked for; `make fuzz` is 20,000.
+
+    python tests/fuzz.py --runs 20000 --seed 0
+
+A run's number is its seed: it decides the system, the pool (from one block up), the block size, the caps, the swap space, the way
+of decoding, preempting and batching, and the requests, some of which can never fit. The shadow store (shadow.py) and the
+replay of the event log (event_log.py) check it after every step. A run that fails is made as small as it can be and printed
+as a `Case` that a regression test can hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from event_log import check_log
+from shadow import Shadow
+
+from repro.engine import Engine, Outcome
+from repro.errors import UserError
+from repro.events import Event
+from repro.executor.interface import Executor, StepResult
+from repro.memory import (
+    ContiguousKVCacheManager,
+    KVCacheManager,
+    PagedKVCacheManager,
+    reserve_max,
+    reserve_oracle,
+    reserve_pow2,
+)
+from repro.progress import Progress
+from repro.scheduler import Batching, PreemptionMode, Scheduler, SchedulerConfig, SchedulerOutput
+from repro.sequence import Request, SamplingParams
+
+RESERVATIONS = {"max": reserve_max, "pow2": reserve_pow2, "oracle": reserve_oracle}
+#: a run has so few tokens that it takes milliseconds; one that takes this long does not end
+PATIENCE_S = 30
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request: tokens, sequences, and when it comes (in iterations)."""
+
+    prompt: int
+    output: int
+    n: int = 1
+    beam: bool = False
+    prefix: str | None = None
+    arrival: int = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run, completely. `system` is "paged" or one of RESERVATIONS; the caps None are none."""
+
+    asks: tuple[Ask, ...]
+    system: str = "paged"
+    block_size: int = 1
+    num_blocks: int = 1
+    max_model_len: int = 100
+    cpu_blocks: int = 0
+    watermark: float = 0.0
+    preemption: str = "by_group"
+    batching: str = "iteration"
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int | None = None
+    prefixes: tuple[tuple[str, int], ...] = ()
+    stop_rate: float = 0.0
+    lookahead: int = 1
+    seed: int = 0
+
+    def manager(self) -> KVCacheManager:
+        if self.system == "paged":
+            return PagedKVCacheManager(self.num_blocks, self.block_size, self.watermark, self.cpu_blocks)
+        return ContiguousKVCacheManager(
+            self.num_blocks,
+            self.block_size,
+            reservation=RESERVATIONS[self.system],
+            max_model_len=self.max_model_len,
+        )
+
+    def config(self) -> SchedulerConfig:
+        return SchedulerConfig(
+            Batching(self.batching),
+            PreemptionMode(self.preemption),
+            self.max_num_seqs,
+            self.max_num_batched_tokens,
+        )
+
+    def requests(self) -> list[Request]:
+        asks = sorted(self.asks, key=lambda ask: ask.arrival)
+        return [
+            Request(
+                number,
+                float(ask.arrival),
+                ask.prompt,
+                ask.output,
+                SamplingParams(n=ask.n, use_beam_search=ask.beam),
+                ask.prefix,
+            )
+            for number, ask in enumerate(asks)
+        ]
+
+
+def draw(seed: int) -> Case:
+    """The run with this number."""
+    rng = random.Random(seed)
+    system = rng.choice(("paged", "paged", "paged", *RESERVATIONS))
+    paged = system == "paged"
+    num_blocks = rng.choice((1, 2, 3, rng.randint(4, 12), rng.randint(4, 12), rng.randint(12, 60)))
+    batched = rng.choice((None, None, rng.randint(8, 60)))
+    seqs = rng.choice((256, 256, 4, 6))
+    block_size = rng.choice((1, 2, 4, 8, 16))
+    case = Case(
+        (Ask(1, 1),),
+        system,
+        block_size,
+        num_blocks,
+        100 if paged else rng.randint(2, max(2, min(block_size * num_blocks, 100))),
+        rng.choice((0, 2, num_blocks, 200)) if paged else 0,
+        rng.choice((0.0, 0.0, 0.01, 0.2)) if paged else 0.0,
+        rng.choice([mode.value for mode in PreemptionMode]),
+        "iteration" if paged else rng.choice([way.value for way in Batching]),
+        seqs if batched is None else min(seqs, batched),
+        batched,
+        (("short", rng.randint(0, 6)), ("long", rng.randint(7, 20))) if paged and rng.random() < 0.3 else (),
+        rng.choice((0.0, 0.0, 0.02)),
+        rng.choice((1, 4, 1000)),
+        seed,
+    )
+    return replace(case, asks=tuple(_asks(case, rng)))
+
+
+def _asks(case: Case, rng: random.Random) -> Iterator[Ask]:
+    """Requests that mostly fit into the empty pool, and not beside others; some never do."""
+    decoding = rng.choice(("single", "parallel", "beam", "mixed"))
+    longest = max(2, min(case.block_size * case.num_blocks, case.max_model_len, rng.choice((20, 60))))
+    arrival = 0
+    for _ in range(rng.randint(1, 16)):
+        arrival += rng.choice((0, 0, 0, 1, 2, 5))
+        kind = rng.choice(("single", "parallel", "beam")) if decoding == "mixed" else decoding
+        width = 1 if kind == "single" else rng.randint(2, 4)
+        output = rng.choice((1, 2, rng.randint(1, longest), longest * 3 // 4, longest - 1))
+        prompt = rng.randint(1, max(1, rng.choice((longest - output, longest // 4))))
+        ask = Ask(prompt, output, width, kind == "beam", rng.choice((None, *dict(case.prefixes))), arrival)
+        while rng.random() < 0.95 and ask != (least := replace(ask, prompt=1, output=1, n=1, beam=False)):
+            if not _refused(replace(case, asks=(ask,))):
+                break
+            shorter = replace(ask, prompt=-(-ask.prompt // 2), output=-(-ask.output // 2))
+            ask = shorter if shorter != ask else least
+        yield ask
+
+
+def _refused(case: Case) -> bool:
+    scheduler = Scheduler(case.manager(), case.config())
+    for prefix_id, num_tokens in case.prefixes:
+        with suppress(UserError):
+            scheduler.manager.store_prefix(prefix_id, num_tokens)
+    try:
+        scheduler.add(case.requests()[0])
+    except UserError:
+        return True
+    return False
+
+
+class ShadowExecutor(Executor):
+    """Runs an engine's outputs on the shadow store; every iteration takes one second."""
+
+    def __init__(self, shadow: Shadow) -> None:
+        self.shadow = shadow
+
+    def lookahead(self, output: SchedulerOutput, now_s: float, until_s: float) -> int:
+        return int(min(self.shadow.random.randint(1, self.shadow.lookahead), until_s - now_s))
+
+    def execute(self, output: SchedulerOutput) -> StepResult:
+        scheduler = self.shadow.scheduler
+        for group in [*scheduler.running, *scheduler.waiting]:
+            if group not in self.shadow.emitted:
+                self.shadow.register(group)
+        return StepResult([1.0] * output.num_iterations, *self.shadow.execute(output))
+
+
+class CheckedEngine(Engine):
+    """Looks at the shadow store again after every step, and counts the steps."""
+
+    def __init__(self, shadow: Shadow) -> None:
+        super().__init__(shadow.scheduler, ShadowExecutor(shadow))
+        self.shadow = shadow
+        self.most_iterations = 0
+        execute, update = self.executor.execute, self.scheduler.update
+
+        def executed(output: SchedulerOutput) -> StepResult:
+            self._output = output
+            return execute(output)
+
+        def updated(*arguments: object) -> list:
+            self._ended = update(*arguments)
+            return self._ended
+
+        self.executor.execute, self.scheduler.update = executed, updated
+
+    def step(self, next_arrival_s: float) -> None:
+        super().step(next_arrival_s)
+        self.shadow.account(self._output, self._ended)
+        # Every iteration gives some request a token, and no token is generated twice.
+        assert self.scheduler.iteration <= self.most_iterations, "livelock"
+
+
+def run(case: Case) -> Counter[str]:
+    """One run, checked at every step; what happened in it. AssertionError, or what else a fault raises, if it fails."""
+    log: list[Event] = []
+    shadow = Shadow(Scheduler(case.manager(), case.config(), log), case.seed, case.stop_rate, case.lookahead)
+    for prefix_id, num_tokens in case.prefixes:
+        try:
+            shadow.store_prefix(prefix_id, num_tokens)
+        except UserError:  # no room for it
+            shadow.seen["no prefix"] += 1
+    requests = [request for request in case.requests() if _is_taken(shadow.scheduler, request)]
+    shadow.seen["refused"] = len(case.asks) - len(requests)
+    engine = CheckedEngine(shadow)
+    engine.most_iterations = sum(request.output_tokens for request in requests)
+    outcomes = engine.run(requests)
+    shadow._check_everything_is_returned()
+    check_log(log, requests, case.config(), exact_lengths=not case.stop_rate)
+    _check_outcomes(outcomes, requests, log)
+    shadow.seen["swapped above the pool"] += shadow.max_swapped_blocks > case.num_blocks
+    shadow.seen["one block"] += case.num_blocks == 1 and bool(requests)
+    return shadow.seen
+
+
+def _is_taken(scheduler: Scheduler, request: Request) -> bool:
+    """Whether the request is taken; if it is not, nothing of it is left. The scheduler is as before in either case."""
+    length = len(scheduler._log)
+    try:
+        scheduler.add(request)
+    except UserError:
+        assert not scheduler.has_work and len(scheduler._log) == length
+        return False
+    scheduler.waiting.clear()
+    del scheduler._log[length:]
+    return True
+
+
+def _check_outcomes(outcomes: list[Outcome], requests: list[Request], log: list[Event]) -> None:
+    preemptions = Counter(event.request_id for event in log if event.kind == "preempt")
+    assert [outcome.request for outcome in outcomes] == requests
+    for outcome in outcomes:
+        assert outcome.request.arrival_s + 1 <= outcome.first_token_s <= outcome.finish_s
+        assert outcome.num_preemptions == preemptions[outcome.request.request_id]
+
+
+def fault(case: Case) -> BaseException | None:
+    """What a run fails with, if it does."""
+    try:
+        run(case)
+    except Exception as error:
+        return error
+    return None
+
+
+def first_failure(seeds: Sequence[int], show: Callable[[Counter[str]], None] = lambda seen: None) -> Case | None:
+    """The first of these runs that fails; `show` is told what happened in each that does not."""
+    for seed in seeds:
+        case = draw(seed)
+        try:
+            show(run(case))
+        except Exception:
+            return case
+    return None
+
+
+def smallest(case: Case, fails: Callable[[Case], bool] = lambda case: fault(case) is not None) -> Case:
+    """A case that still fails and of which no part can be left out or made smaller."""
+    while True:
+        smaller = next((candidate for candidate in _simpler(case) if _is_sound(candidate) and fails(candidate)), None)
+        if smaller is None:
+            return case
+        case = smaller
+
+
+def _is_sound(case: Case) -> bool:
+    try:
+        case.manager()
+        case.config()
+        case.requests()
+    except UserError:
+        return False
+    return True
+
+
+def _simpler(case: Case) -> Iterator[Case]:
+    """Cases with one thing less, the largest steps first."""
+    asks = case.asks
+    if len(asks) > 1:
+        yield from (replace(case, asks=asks[:index] + asks[index + 1 :]) for index in range(len(asks)))
+    for index, ask in enumerate(asks):
+        for name, least in (("n", 1), ("prompt", 1), ("output", 1), ("arrival", 0)):
+            for value in _lower(getattr(ask, name), least):
+                changed = replace(ask, **{name: value}, **({"beam": False} if (name, value) == ("n", 1) else {}))
+                yield replace(case, asks=(*asks[:index], changed, *asks[index + 1 :]))
+        for changes in ({"beam": False}, {"prefix": None}):
+            if getattr(ask, next(iter(changes))):
+                yield replace(case, asks=(*asks[:index], replace(ask, **changes), *asks[index + 1 :]))
+        for output in _lower(ask.output, 1):  # and those that come later come so much earlier
+            sooner = ask.output - output
+            later = [replace(other, arrival=max(0, other.arrival - sooner)) for other in asks]
+            later[index] = replace(ask, output=output)
+            yield replace(case, asks=tuple(later))
+    for index in range(len(case.prefixes)):
+        yield replace(case, prefixes=case.prefixes[:index] + case.prefixes[index + 1 :])
+    usual = Case(asks)
+    for name in ("stop_rate", "watermark", "max_num_batched_tokens", "max_num_seqs", "preemption", "batching"):
+        if getattr(case, name) != getattr(usual, name):
+            yield replace(case, **{name: getattr(usual, name)})
+    for name, least in (("lookahead", 1), ("block_size", 1), ("num_blocks", 1), ("max_model_len", 2), ("cpu_blocks", 0), ("seed", 0)):
+        for value in _lower(getattr(case, name), least):
+            yield replace(case, **{name: value})
+
+
+def _lower(value: int, least: int) -> list[int]:
+    return sorted({number for number in (least, value // 2, value - 1) if least <= number < value})
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=20_000, help="how many (default 20,000)")
+    parser.add_argument("--seed", type=int, default=0, help="the first run's number")
+    options = parser.parse_args(arguments)
+    progress = Progress("fuzz", options.runs, 0, float(options.runs))
+    seen: Counter[str] = Counter()
+
+    def give_up(*_: object) -> None:
+        raise AssertionError(f"a run does not end within {PATIENCE_S} s")
+
+    def show(happened: Counter[str]) -> None:
+        seen.update(happened)
+        progress.advance(1.0)
+        progress.show()
+        signal.alarm(PATIENCE_S)
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(PATIENCE_S)
+    found = first_failure(range(options.seed, options.seed + options.runs), show)
+    signal.alarm(0)
+    progress.close()
+    print("what happened: " + ", ".join(f"{count:,} {what}" for what, count in sorted(seen.items())))
+    if found is None:
+        return 0
+    least = smallest(found)
+    print(f"run {found.seed} fails; again: python tests/fuzz.py --runs 1 --seed {found.seed}\nas small as it gets:\n{least}")
+    traceback.print_exception(fault(least))
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
