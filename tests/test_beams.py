@@ -1,17 +1,25 @@
 """Replayed beams: what a recording must hold, how it is replayed, and how parents are read from an engine's log."""
 
+import dataclasses
 import json
+import random
+import time
 from pathlib import Path
 
 import pytest
 
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
 import repro.beams
-from repro.beams import FORMAT, WIDTHS, Recording, Turnover, recording
-from repro.beams.record import parents_of, prompts
+from repro.beams import FILE, FORMAT, WIDTHS, Recording, Turnover, recording
+from repro.beams.record import batches, parents_of, prompts, prompts_hash, record
 from repro.errors import UserError
 from repro.events import Event
 from repro.executor.profiles import cost_model
-from repro.provenance import sha256_file
+from repro.executor.torch import models
+from repro.executor.torch.pool import PoolSize
+from repro.llm import LLM
 from repro.sequence import SamplingParams
 from repro.simulation import serve
 from repro.studies.common import deployment_of, trace_of
@@ -74,13 +82,81 @@ def test_what_an_engine_replays_is_what_is_read_from_its_log():
 
 
 def test_the_packages_own_recording_is_whole():
-    for kind, texts in prompts().items():
+    """It may be of fewer prompts than the file has by now, but of the first ones."""
+    manifest = recording("chat").manifest
+    recorded = {kind: texts[:len(manifest["prompt_tokens"][kind])] for kind, texts in prompts().items()}
+    assert manifest["prompts_sha256"] == prompts_hash(recorded)
+    for kind, texts in recorded.items():
         ours = recording(kind)
-        assert ours.manifest["prompts_sha256"] == sha256_file(Path(repro.beams.__file__).with_name("prompts.json"))
-        assert len(ours.manifest["prompt_tokens"][kind]) == len(texts)
+        assert len(ours.manifest["prompt_tokens"][kind]) == len(texts) >= 16
         for width in WIDTHS:
-            assert [len(text) for text in ours.texts[width]] == [width * ours.manifest["num_steps"][kind]] * len(texts)
+            assert [len(text) for text in ours.texts[width]] == [width * manifest["num_steps"][kind]] * len(texts)
             assert 0.05 < ours.replaced_share(width) < 0.9
+    assert Path(repro.beams.__file__).with_name(FILE).stat().st_size < 1e6
+
+
+def test_a_recording_of_300_prompts_is_read_in_no_time(tmp_path):
+    chance = random.Random(0)
+    steps = [["".join(map(str, Turnover(0.3).parents(request, 6, step) or range(6))) for step in range(20)]
+             for request in range(30)]
+    texts = ["".join(chance.choice(chance.choice(steps)) for _ in range(200)) for _ in range(300)]
+    path = tmp_path / FILE
+    path.write_text(json.dumps({"format": FORMAT, "manifest": {}, "parents": {"chat": {"6": texts}}}))
+    start = time.process_time()
+    read = recording("chat", path)
+    assert time.process_time() - start < 1.0  # 0.1 s; studies read it for every run
+    assert len({str(read.parents(request, 6, 0)) for request in range(300)}) > 20
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_batches_hold_every_prompt_once_and_fit_into_the_pool(width):
+    chance = random.Random(width)
+    lengths = [chance.randint(1, 600) for _ in range(150)]
+    slices = list(batches(lengths, 258, width, 3000, 16))
+    assert [tokens for batch in slices for tokens in lengths[batch]] == lengths
+    for batch in slices:
+        assert 0 < len(lengths[batch]) * width <= 256
+        assert sum(width * -(-(tokens + 258) // 16) for tokens in lengths[batch]) <= 0.98 * 3000
+    with pytest.raises(UserError, match="--kv-gib"):
+        list(batches([5, 9000], 258, width, 1000, 16))
+
+
+class _Letters:
+    """A tokenizer in miniature: a prompt's first letters, at most twenty."""
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) % 101 for letter in text[:20]]}
+
+    def decode(self, tokens: list[int], **unused: object) -> str:
+        return str(tokens)
+
+
+def _tiny(num_blocks: int) -> LLM:
+    config = transformers.LlamaConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=101, intermediate_size=48,
+        max_position_embeddings=64, initializer_range=0.3, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    model = dataclasses.replace(models.from_config(config, "tiny"), tokenizer=_Letters())
+    return LLM(model, pool=PoolSize(num_blocks=num_blocks), block_size=4, quiet=True)
+
+
+def test_a_model_is_recorded_in_batches(tmp_path, capsys):
+    """A pool for a few prompts at a time and one for all of them: the same choices, and a file that is read back."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    made = [record(_tiny(num_blocks), {"instruction": 9, "chat": 12}, most=5) for num_blocks in (60, 2000)]
+    torch.set_num_threads(threads)
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) > 6 and sum("chat, 6 beams: 5 of 5 prompts, the last 5 in" in line for line in printed) == 1
+    assert made[0] == made[1]
+    path = tmp_path / FILE
+    path.write_text(json.dumps(made[0]))
+    for kind, steps in {"instruction": 9, "chat": 12}.items():
+        read = recording(kind, path)
+        assert all(len(text) == steps * width for width in WIDTHS for text in read.texts[width])
+        assert all(read.replaced_share(width) > 0 for width in WIDTHS)
+    assert read.manifest["prompts_sha256"] == prompts_hash({kind: texts[:5] for kind, texts in prompts().items()})
+    assert read.manifest["prompt_tokens"]["chat"] == [2, 20, 20, 20, 20]
+    assert read.manifest["dtype"] == "torch.float32" and read.manifest["device"].startswith("cpu")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
@@ -98,5 +174,8 @@ def test_prompts_differ_and_are_of_two_kinds():
     kinds = prompts()
     assert set(kinds) == {"instruction", "chat"}
     for texts in kinds.values():
-        assert len(set(texts)) == len(texts) >= 16
+        assert len(set(texts)) == len(texts) >= 140
+        words = [set(text.lower().split()) for text in texts]
+        for index, one in enumerate(words):  # no near duplicates
+            assert all(len(one & other) <= 0.5 * len(one | other) for other in words[:index])
     assert WIDTHS == (2, 4, 6)

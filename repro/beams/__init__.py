@@ -47,39 +47,51 @@ class Recording:
 
     def __post_init__(self) -> None:
         for width in self.texts:
-            for steps in self._steps[width]:
-                for parents in steps:
-                    if parents is not None and any(parent >= width or parents[parent] != parent for parent in parents):
-                        raise UserError(f"beam recording, {self.kind}, width {width}: {parents} moves a beam that survives")
+            for parents in self._choices[width].values():
+                if parents is not None and any(parent >= width or parents[parent] != parent for parent in parents):
+                    raise UserError(
+                        f"beam recording, {self.kind}, width {width}: {parents} moves a beam that survives"
+                    )
 
     @cached_property
-    def _steps(self) -> dict[int, list[list[list[int] | None]]]:
-        return {width: [_parse(text, width) for text in texts] for width, texts in self.texts.items()}
+    def _choices(self) -> dict[int, dict[str, list[int] | None]]:
+        """width -> what each of its steps' texts means. Few differ: up to 300 prompts have 200,000 steps."""
+        return {width: _choices(texts, width) for width, texts in self.texts.items()}
 
     def parents(self, request_id: int, width: int, step: int) -> list[int] | None:
-        if width not in self._steps:
-            raise UserError(f"no recording of {width} beams; recorded: {', '.join(map(str, self._steps))}")
-        prompts = self._steps[width]
+        if width not in self.texts:
+            raise UserError(f"no recording of {width} beams; recorded: {', '.join(map(str, self.texts))}")
+        prompts = self.texts[width]
         # A multiplicative hash: neighbours in a trace replay different prompts, each prompt equally often.
-        steps = prompts[request_id * 2654435761 % 2**32 % len(prompts)]
-        if step >= len(steps):
-            half = len(steps) // 2
-            step = half + (step - half) % (len(steps) - half)
-        return steps[step]
+        text = prompts[request_id * 2654435761 % 2**32 % len(prompts)]
+        steps = len(text) // width
+        if step >= steps:
+            half = steps // 2
+            step = half + (step - half) % (steps - half)
+        return self._choices[width][text[step * width : (step + 1) * width]]
 
     def replaced_share(self, width: int) -> float:
         """Mean share of a step's beams that end and are replaced by a continuation of another one."""
-        steps = [parents for prompt in self._steps[width] for parents in prompt]
-        moved = sum(child != parent for parents in steps if parents is not None for child, parent in enumerate(parents))
-        return moved / (len(steps) * width)
+        moves = {
+            step: sum(child != parent for child, parent in enumerate(parents or []))
+            for step, parents in self._choices[width].items()
+        }
+        return sum(moves[step] for text in self.texts[width] for step in _steps(text, width)) / sum(
+            map(len, self.texts[width])
+        )
 
 
-def _parse(text: str, width: int) -> list[list[int] | None]:
+def _steps(text: str, width: int) -> list[str]:
     if not text or len(text) % width or not text.isdecimal():
         raise UserError(f"beam recording: {len(text)} characters are no steps of {width} digits")
+    return [text[start : start + width] for start in range(0, len(text), width)]
+
+
+def _choices(texts: list[str], width: int) -> dict[str, list[int] | None]:
     unmoved = list(range(width))
-    steps = [[int(digit) for digit in text[start:start + width]] for start in range(0, len(text), width)]
-    return [None if parents == unmoved else parents for parents in steps]
+    differ = {step for text in texts for step in _steps(text, width)}
+    parsed = {step: [int(digit) for digit in step] for step in sorted(differ)}
+    return {step: None if parents == unmoved else parents for step, parents in parsed.items()}
 
 
 def recording(kind: str, path: str | Path | None = None) -> Recording:
