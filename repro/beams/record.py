@@ -134,7 +134,7 @@ def main(arguments: list[str] | None = None) -> None:
     num_steps = {kind: chosen.steps or steps for kind, steps in STEPS.items()}
     try:
         pool = PoolSize(kv_gib=chosen.kv_gib)
-        llm = LLM(chosen.model, device=chosen.device, dtype=chosen.dtype, pool=pool, max_num_seqs=MAX_NUM_SEQS)
+        llm = LLM(chosen.model, device=chosen.device, dtype=chosen.dtype, pool=pool, swap_gib=0.0, max_num_seqs=MAX_NUM_SEQS)
         content = record(llm, num_steps, most=chosen.prompts)
     except UserError as error:
         parser.error(str(error))
