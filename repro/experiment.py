@@ -13,6 +13,7 @@ draw it; this module does not know what that is, and holds nothing in memory tha
 from __future__ import annotations
 
 import importlib
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SCALES = ("paper", "smoke")
+#: An experiment that computes for less than this is computed again whenever its figures are verified.
+CHEAP_S = 5.0
 _STUDY_NAMES = ("Params", "points", "draw", "judge")
 
 
@@ -162,15 +165,28 @@ class Run:
         return points
 
     def draw(self, rows: pd.DataFrame) -> dict[str, Figure]:
-        """The study's figures of these rows, each also saved as PNG and SVG that carry their provenance."""
+        """The study's figures of these rows, each also saved as PNG and SVG that carry their provenance.
+
+        Beside them go the rows themselves, <experiment>.csv, and for each figure what it carries, with the
+        parameters in words, as <figure>.json: so figures that are kept can be checked and compared anywhere.
+        """
         about = self._embedded(rows)
         figures = self.study.draw(rows, self.params)
+        rows_file = f"{self.stem}.csv"
+        write_atomically(self.folders.figures / rows_file, provenance.rows_csv(rows))
         for name, figure in figures.items():
+            carried = {**about, "figure": name}
             for file_format in provenance.FIGURE_FORMATS:
-                content = provenance.figure_bytes(figure, file_format, {**about, "figure": name})
+                content = provenance.figure_bytes(figure, file_format, carried)
                 write_atomically(self.folders.figures / f"{name}.{file_format}", content)
+            beside = {**carried, "rows": rows_file, "cheap": self._is_cheap(), "parameters": self._parameters()}
+            write_atomically(self.folders.figures / f"{name}.json", provenance.pretty_json(beside))
         self._update_manifest(figures={name: about["rows_hash"] for name in sorted(figures)})
         return figures
+
+    def _is_cheap(self) -> bool:
+        """Whether computing all points takes so little that checking a figure can begin with it."""
+        return provenance.read_json(self.manifest_path).get("seconds_of_computing", math.inf) < CHEAP_S
 
     def judge(self, rows: pd.DataFrame) -> pd.DataFrame:
         """The study's verdicts on the paper's claims, merged into claims.json beside the figures."""

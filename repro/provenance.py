@@ -128,8 +128,16 @@ def machine() -> dict[str, Any]:
 
 
 def figure_bytes(figure: Figure, file_format: str, embedded: Mapping[str, Any]) -> bytes:
-    """The figure as a PNG or SVG file that carries `embedded`; equal figures give equal bytes."""
+    """The figure as a PNG or SVG file that carries `embedded`; equal figures give equal bytes.
+
+    Its layout is settled once and then kept: laid out anew for each file, axes move by fractions of a pixel that
+    depend on what this process has drawn before.
+    """
     import matplotlib
+
+    if figure.get_layout_engine() is not None:
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
 
     text = canonical_json(embedded)
     # "Software", "Creator" and "Date" default to the Matplotlib version and the time of day.

@@ -118,6 +118,26 @@ def test_figures_have_equal_bytes_and_give_back_what_they_carry(file_format: str
     assert read_embedded(path) == embedded
 
 
+def laid_out(labels: int) -> Figure:
+    drawn = Figure(layout="constrained", figsize=(5.3, 2.1))
+    for index, axes in enumerate(drawn.subplots(1, 3)):
+        axes.plot([1, 2], [3, 4 + index], label="x")
+        axes.set(xlabel="rate (req/s)", ylabel=f"{'y' * labels} {index}", title="a title")
+    drawn.legend(*axes.get_legend_handles_labels(), loc="outside lower center")
+    return drawn
+
+
+def test_figures_do_not_depend_on_what_was_drawn_before() -> None:
+    """A constrained layout settles a fraction of a pixel elsewhere when it starts from where it last ended."""
+    for labels in (1, 5, 9):
+        first = [figure_bytes(laid_out(labels), name, {}) for name in provenance.FIGURE_FORMATS]
+        other = laid_out(labels)
+        for name in ("svg", "png", "svg"):
+            figure_bytes(laid_out(labels + 1), name, {})
+            figure_bytes(other, name, {})
+        assert [figure_bytes(other, name, {}) for name in provenance.FIGURE_FORMATS] == first
+
+
 def test_figures_do_not_depend_on_time_zone_locale_or_hash_seed() -> None:
     program = (
         "import sys, hashlib; sys.path.insert(0, sys.argv[1]); from test_provenance import figure;"

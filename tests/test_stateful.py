@@ -12,6 +12,7 @@ from collections import Counter
 from contextlib import suppress
 
 import pytest
+from event_log import check_log
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -19,6 +20,7 @@ from loads import MAX_MODEL_LEN
 from shadow import Shadow, TokenPool
 
 from repro.errors import UserError
+from repro.events import Event
 from repro.memory import (
     ContiguousKVCacheManager,
     KVCacheManager,
@@ -78,6 +80,7 @@ class ManagerMachine(RuleBasedStateMachine):
         free = self.manager.num_free_blocks
         self.manager.allocate(group, length)
         assert free - self.manager.num_free_blocks == self.expected_blocks(group, length)
+        assert self.manager.num_free_blocks >= getattr(self.manager, "watermark_blocks", 0)
         self.waiting.remove(group)
         self.on_gpu.append(group)
         spread = self.manager.spread_prompt(group, length) if len(set(map(tuple, self.of(group)))) == 1 else None
@@ -338,7 +341,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             reservation = reserve_pow2 if system == "pow2" else reserve_max
             manager = ContiguousKVCacheManager(num_blocks, size, reservation=reservation, max_model_len=32)
-        scheduler = Scheduler(manager, SchedulerConfig(batching, preemption, seqs, tokens))
+        self.log: list[Event] = []
+        self.requests: list[Request] = []
+        scheduler = Scheduler(manager, SchedulerConfig(batching, preemption, seqs, tokens), self.log)
         self.shadow = Shadow(scheduler, seed, stop_rate=0.01, lookahead=8)
         self.arrivals = itertools.count()
         self.owed = 0
@@ -348,7 +353,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         number = next(self.arrivals)
         sampling = SamplingParams(n=width, use_beam_search=beam and width > 1)
         with suppress(UserError):  # it can never fit
-            self.shadow.add(Request(number, float(number), prompt, output, sampling))
+            self.requests.append(self.shadow.add(Request(number, float(number), prompt, output, sampling)).request)
             self.owed += output
 
     @precondition(lambda self: self.shadow.scheduler.has_work)
@@ -362,6 +367,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             while self.shadow.scheduler.has_work:
                 self.step(8)
             self.shadow._check_everything_is_returned()
+            check_log(self.log, self.requests, self.shadow.scheduler.config, exact_lengths=False)
 
 
 @pytest.mark.parametrize("machine", [PagedMachine, ContiguousMachine, SchedulerMachine])
