@@ -58,6 +58,17 @@ def test_the_papers_parameters_are_judged(oracle, rises):
         "basic": 1.25, "beam-6": pytest.approx(2 / 1.3, rel=1e-5), "rises over basic and beam 2 4 6": rises}
     assert "took no time: 1.11" in judged["gain-grows-with-sharing"].note
     assert set(judged["fig14-curves"].ours) == set(params.panels)
+    assert judged["larger-gains-elsewhere"].ours == {"more-complex-decoding": True}
+
+
+def test_more_complex_decoding_must_gain_with_samples_and_with_beams():
+    params = study.Params()
+    rows = pd.DataFrame([{"part": "crossing", "panel": panel, "system": name, "seed": 0, "copies": copies,
+                          "crossing_rate": (1.6 if panel == "parallel/6" else 2.0) if name == "vllm" else 1.2}
+                         for panel in [*params.panels, study.BASIC] for name in params.systems for copies in (True, False)])
+    judged = {judgement.claim_id: judgement for judgement in study.judge(rows, params)}
+    assert judged["larger-gains-elsewhere"].ours == {"more-complex-decoding": False}
+    assert "parallel/6 1.33, beam/6 1.67" in judged["larger-gains-elsewhere"].note
 
 
 def test_a_simulated_beam_search_must_be_told_which_beams_survive():

@@ -257,5 +257,9 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
         gain_note = f"Basic and beam 2, 4, 6: {text}; beam 6 if Oracle's copies took no time: {gain('beam/6', free):.2f}."
     else:
         gain_note = "Parallel 2, 4, 6: " + ", ".join(f"{gain(panel):.2f}" for panel in params.panels) + "."
+    widest = {panel: gain(panel) for panel in params.panels if panel.endswith(f"/{max(params.widths)}")}
     return [Judgement("fig14-curves", table(mean.get), "modelled", table(lambda key: [low[key], high[key]]), note),
-            Judgement("gain-grows-with-sharing", gains, "modelled", note=gain_note)]
+            Judgement("gain-grows-with-sharing", gains, "modelled", note=gain_note),
+            Judgement("larger-gains-elsewhere", {"more-complex-decoding": min(widest.values()) > gain(BASIC)}, "modelled",
+                      note=f"Over Orca (Oracle) on Alpaca: one sequence a request {gain(BASIC):.2f}, "
+                           + ", ".join(f"{panel} {value:.2f}" for panel, value in widest.items()) + ".")]
