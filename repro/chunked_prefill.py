@@ -84,8 +84,8 @@ class ChunkedPrefillScheduler(Scheduler):
             raise UserError(f"request {request.request_id} of {request.prompt_tokens} + {request.output_tokens} tokens is longer than "
                             f"max_model_len = {self.config.max_model_len}; shorten it or raise that")
         if not self.manager.fits(group):
-            raise UserError(f"request {request.request_id} of {request.prompt_tokens} + {request.output_tokens} tokens does not fit into an "
-                            f"empty pool of {self.manager.num_blocks} blocks of {self.manager.block_size}; use a larger pool")
+            raise UserError(f"request {request.request_id} of {request.prompt_tokens} + {request.output_tokens} tokens does not fit into "
+                            f"an empty pool of {self.manager.num_blocks} blocks of {self.manager.block_size}; use a larger pool")
         self.waiting.append(group)
         self._record("arrive", group)
         return group

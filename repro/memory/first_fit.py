@@ -59,7 +59,12 @@ class FirstFitKVCacheManager(ContiguousKVCacheManager):
                  round_up: bool = False) -> None:
         super().__init__(num_blocks, block_size, reservation=reservation, max_model_len=max_model_len)
         self.round_up = round_up
-        self.runs = self.buddy = FirstFitAllocator(num_blocks)
+        self.buddy = FirstFitAllocator(num_blocks)  # the same questions, another answer
+
+    @property
+    def largest_run(self) -> int:
+        """Blocks of the largest free piece."""
+        return self.buddy.largest_run
 
     def _chunk(self, group: SequenceGroup) -> int:
         blocks = self.cdiv(self.reserved_tokens(group))
