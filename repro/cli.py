@@ -90,7 +90,13 @@ def _parser() -> argparse.ArgumentParser:
     page.set_defaults(command=lambda options: _page(options.variant))
     verify = commands.add_parser("verify", help="check figures against results, parameters and code")
     verify.add_argument("figures", nargs="*", metavar="FIGURE", help="file or name; all if none is given")
+    verify.add_argument("--recompute", action="store_true", help="compute all rows again, not only the cheap ones")
     verify.set_defaults(command=_verify)
+    diff = commands.add_parser("diff", help="say which numbers moved between two runs, against the seeds' spread")
+    diff.add_argument("a", metavar="A", help="a rows.csv, a folder of results or figures, or a commit")
+    diff.add_argument("b", metavar="B", help="the same for the other run")
+    diff.add_argument("--lines", type=int, default=10, metavar="N", help="numbers shown an experiment (10; 0: all)")
+    diff.set_defaults(command=_diff)
     commands.add_parser("doctor", help="say what this machine can and cannot run").set_defaults(
         command=_doctor
     )
@@ -213,7 +219,15 @@ def _page(variant: str) -> int:
 def _verify(options: argparse.Namespace) -> int:
     from repro import verify
 
-    return verify.main(options.figures)
+    return verify.main(options.figures, options.recompute)
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from repro import diff
+
+    if options.lines < 0:
+        raise UserError(f"--lines {options.lines} must be a number of lines, or 0 for all")
+    return diff.main(options.a, options.b, options.lines)
 
 
 def _doctor(options: argparse.Namespace) -> int:

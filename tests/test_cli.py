@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from fake_project import CELLS, FakeProject
 
-from repro import paths
+from repro import paths, provenance
 from repro.cli import main
 from repro.notebook import faults_of_notebook, read_notebook
 
@@ -36,7 +37,7 @@ def written(project: FakeProject) -> list[str]:
     )
 
 
-def test_reproduce_goes_on_after_a_failure_and_verify_finds_what_was_changed(
+def test_reproduce_goes_on_after_a_failure(
     project: FakeProject, capfd: pytest.CaptureFixture[str]
 ) -> None:
     project.add_experiment("failing", "  fault: user\n")
@@ -49,6 +50,8 @@ def test_reproduce_goes_on_after_a_failure_and_verify_finds_what_was_changed(
     assert written(project) == [
         "figures/claims.json",
         "figures/index.html",
+        "figures/tiny.csv",
+        "figures/tiny.json",
         "figures/tiny.png",
         "figures/tiny.svg",
         "results/failing/failing.ipynb",
@@ -61,23 +64,76 @@ def test_reproduce_goes_on_after_a_failure_and_verify_finds_what_was_changed(
     made = json.loads((project.folder / "results" / "tiny" / "manifest.json").read_text())["computed_by"][0]
     assert made["command"] == "python -m repro reproduce"
 
+
+@pytest.fixture
+def drawn(project: FakeProject) -> FakeProject:
+    run = project.open()
+    run.draw(run.rows())
     project.calls()
+    return project
+
+
+def test_verify_computes_what_is_cheap_again(drawn: FakeProject, capfd: pytest.CaptureFixture[str]) -> None:
+    before = written(drawn)
     assert main(["verify"]) == 0
-    assert capfd.readouterr().out.count("rows, parameters and code match") == 2
-    rows = project.folder / "results" / "tiny" / "rows.csv"
-    kept = rows.read_text()
-    rows.write_text(kept.replace("3.0", "3.1"))
-    assert main(["verify", "tiny"]) == 1 and "rows_hash is" in capfd.readouterr().out
-    rows.unlink()
-    assert main(["verify", "all"]) == 1 and "its rows cannot be checked" in capfd.readouterr().out
-    rows.write_text(kept)
-    project.edit_study("SLOPE = 0.1", "SLOPE = 0.3")
-    assert main(["verify"]) == 1 and "code_hash is" in capfd.readouterr().out
-    project.edit_study("SLOPE = 0.3", "SLOPE = 0.1")
-    project.parameter_file.write_text(project.parameter_file.read_text().replace("[3, 1, 2]", "[3, 1]"))
-    assert main(["verify", str(project.folder / "figures" / "tiny.svg")]) == 1
-    assert "parameters_hash is" in capfd.readouterr().out
-    assert project.calls() == []
+    output = capfd.readouterr().out
+    assert output.count("rows, parameters and code match; computed and drawn again: the same") == 2
+    assert len(drawn.calls()) == 6 and written(drawn) == before
+    shutil.rmtree(drawn.folder / "results")  # a fresh clone: figures, rows and sidecars are all there is
+    assert main(["verify", "tiny"]) == 0
+    sidecar = drawn.folder / "figures" / "tiny.json"
+    sidecar.write_text(sidecar.read_text().replace('"cheap": true', '"cheap": false'))
+    drawn.calls()
+    capfd.readouterr()
+    assert main(["verify", "tiny"]) == 0
+    assert "drawn again from its rows: the same" in capfd.readouterr().out and drawn.calls() == []
+    assert main(["verify", "tiny", "--recompute"]) == 0 and len(drawn.calls()) == 6
+
+
+def test_verify_names_the_first_thing_that_was_changed(drawn: FakeProject, capfd: pytest.CaptureFixture[str]) -> None:
+    figures, rows = drawn.folder / "figures", drawn.folder / "results" / "tiny" / "rows.csv"
+
+    def says(*expected: str) -> None:
+        assert main(["verify", "all"]) == 1
+        output = capfd.readouterr().out
+        assert all(text in output for text in expected), output
+
+    def changed(path: Path, old: str, new: str, *expected: str) -> None:
+        kept = path.read_text()
+        assert old in kept
+        path.write_text(kept.replace(old, new))
+        says(*expected)
+        path.write_text(kept)
+
+    changed(rows, "3.0", "3.1", "rows_hash is", "rows.csv")
+    changed(figures / "tiny.csv", "3.0", "3.1", "rows_hash is", "tiny.csv")
+    changed(figures / "tiny.json", '"exact"', '"measured"', "evidence is ['exact'] in the figure and ['measured'] in tiny.json")
+    changed(figures / "tiny.svg", "stroke-linejoin", "stroke-linecap", "tiny.svg: drawn again from these rows, it comes out differ")
+    changed(drawn.parameter_file, "[3, 1, 2]", "[3, 1]", "parameters_hash is")
+    drawn.edit_study("SLOPE = 0.1", "SLOPE = 0.3")
+    says("code_hash is")
+    drawn.edit_study("SLOPE = 0.3", "SLOPE = 0.1")
+    for path in (rows, figures / "tiny.csv"):
+        path.unlink()
+    says("its rows cannot be checked: there is no tiny.csv beside it")
+
+
+def test_verify_notices_rows_that_the_code_does_not_give(drawn: FakeProject, capfd: pytest.CaptureFixture[str]) -> None:
+    """Rows, figures, sidecars and manifest forged together, hashes and all: only computing again can tell."""
+    run, forged = drawn.open(), drawn.open().rows().assign(latency=1.0)
+    drawn.calls()
+    run.draw(forged)
+    code = run.hashes()["code_hash"]
+    for file_format in ("png", "svg"):
+        path = drawn.folder / "figures" / f"tiny.{file_format}"
+        embedded = {**provenance.read_embedded(path), "code_hash": code}
+        path.write_bytes(provenance.figure_bytes(run.study.draw(forged, run.params)["tiny"], file_format, embedded))
+    sidecar = drawn.folder / "figures" / "tiny.json"
+    sidecar.write_text(sidecar.read_text().replace('"code_hash": null', f'"code_hash": "{code}"'))
+    (drawn.folder / "results" / "tiny" / "rows.csv").write_bytes(provenance.rows_csv(forged))
+    assert main(["verify"]) == 1
+    said = "computed again, its rows differ: latency of row 1 is 1.0 kept and 0.30000000000000004 now"
+    assert said in capfd.readouterr().out
 
 
 def test_lengths_go_to_a_folder_of_their_own_with_all_figures(
@@ -93,6 +149,8 @@ def test_lengths_go_to_a_folder_of_their_own_with_all_figures(
         for name in (
             "figures/claims.json",
             "figures/index.html",
+            "figures/tiny.csv",
+            "figures/tiny.json",
             "figures/tiny.png",
             "figures/tiny.svg",
             "tiny/manifest.json",
@@ -198,6 +256,10 @@ def test_ctrl_c_says_how_to_go_on(project: FakeProject) -> None:
         (["verify", "nothing"], "there is no figure"),
         (["verify"], "there are no figures in"),
         (["verify", "../notebooks/tiny.ipynb"], "there is no figure"),
+        (["diff", "none", "figures"], "'none' is neither a file, a folder nor a commit"),
+        (["diff", "--", "--output=x", "figures"], "'--output=x' is neither a file"),
+        (["diff", "experiments", "experiments"], "experiments holds no rows"),
+        (["diff", ".", ".", "--lines", "-1"], "--lines -1 must be"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(

@@ -16,7 +16,7 @@ from fake_project import FakeProject
 
 from repro import experiment, store
 from repro.errors import UserError
-from repro.provenance import read_embedded, rows_hash, sha256_file
+from repro.provenance import read_embedded, rows_csv, rows_hash, sha256_file
 from repro.runner import PointError
 from repro.store import PointStore
 
@@ -241,14 +241,18 @@ def test_figures_have_equal_bytes_for_equal_rows_and_say_what_they_show(project:
     rows = run.rows()
     run.draw(rows)
     files = sorted((project.folder / "figures").iterdir())
-    assert [path.name for path in files] == ["tiny.png", "tiny.svg"]
+    assert [path.name for path in files] == ["tiny.csv", "tiny.json", "tiny.png", "tiny.svg"]
     before = [path.read_bytes() for path in files]
     for path in files:
         path.unlink()
     project.open().draw(project.open().rows())
     assert [path.read_bytes() for path in files] == before
-    png, svg = map(read_embedded, files)
+    png, svg = map(read_embedded, files[2:])
     assert png == svg
+    assert files[0].read_bytes() == rows_csv(rows)
+    sidecar = json.loads(files[1].read_bytes())
+    assert sidecar == {**png, "rows": "tiny.csv", "cheap": True, "parameters": sidecar["parameters"]}
+    assert sidecar["parameters"]["rates"] == [3.0, 1.0, 2.0]
     assert png["rows_hash"] == rows_hash(rows) and png["evidence"] == ["exact"] and png["devices"] == ["none"]
     assert {name: png[name] for name in run.hashes()} == run.hashes()
     manifest = json.loads(run.manifest_path.read_bytes())
@@ -256,8 +260,8 @@ def test_figures_have_equal_bytes_for_equal_rows_and_say_what_they_show(project:
     assert manifest["computed_by"][0]["python"] == ".".join(map(str, sys.version_info[:3]))
 
     run.draw(rows[rows["seed"] == 0])  # other rows: it says so, and claims no code
-    assert read_embedded(files[0])["rows_hash"] != png["rows_hash"]
-    assert read_embedded(files[0])["code_hash"] is None
+    assert read_embedded(files[2])["rows_hash"] != png["rows_hash"]
+    assert read_embedded(files[2])["code_hash"] is None
 
 
 @pytest.mark.parametrize(
@@ -276,7 +280,8 @@ def test_only_the_committed_parameters_at_paper_scale_write_to_figures(
     run.draw(run.rows())
     run.judge(run.rows())
     where = project.folder / ("figures" if variant == "paper" else f"results/{variant}/figures")
-    assert sorted(path.name for path in where.iterdir()) == ["claims.json", "tiny.png", "tiny.svg"]
+    names = ["claims.json", "tiny.csv", "tiny.json", "tiny.png", "tiny.svg"]
+    assert sorted(path.name for path in where.iterdir()) == names
     assert (project.folder / "figures").exists() is (variant == "paper")
 
 
