@@ -19,7 +19,8 @@ SMALL = Load(kv_slots=82_000, max_num_seqs=32, warmup_steps=60, steps=60, mean_o
 def test_lengths_are_uniform_and_prompts_do_not_depend_on_the_spread():
     prompts, outputs = lengths(20_000, Load(), 100, seed=3)
     assert (prompts.min(), prompts.max(), outputs.min(), outputs.max()) == (1000, 7000, 1, 511)
-    assert np.histogram(prompts, 6)[0] == pytest.approx(20_000 / 6, rel=0.06) and np.histogram(outputs, 7)[0] == pytest.approx(20_000 / 7, rel=0.06)
+    for values, bins in ((prompts, 6), (outputs, 7)):
+        assert np.histogram(values, bins)[0] == pytest.approx(20_000 / bins, rel=0.06)
     same, equal = lengths(20_000, Load(), 0, seed=3)
     assert (same == prompts).all() and set(equal) == {256}
     assert {request.output_tokens for request in requests(Setup("contiguous", declared=100), Load(), 3)[0]} == set(range(1, 101))
@@ -49,11 +50,11 @@ def test_counts_and_shares_are_consistent(setup):
 
 
 def test_a_row_is_what_the_steps_add_up_to():
-    setup, slow = study.SETUPS["paged (equal outputs)"], replace(SMALL, mean_output=200)
+    setup, slow = study.SETUPS["paged (equal outputs)"], replace(SMALL, mean_output=300, steps=300)
     row = study.replay("any", setup, slow, seed=0)
     seen = [(len(scheduler.running), [victim.num_generated(0) for victim in output.preempted], output.iteration)
             for scheduler, output in steps(setup, slow, requests(setup, slow, 0)[0])]
-    assert [iteration for *_, iteration in seen] == list(range(60, 120))
+    assert [iteration for *_, iteration in seen] == list(range(60, 360))
     assert row["delivered_tokens"] == sum(count for count, *_ in seen)
     assert row["preemptions"] == sum(len(lost) for _, lost, _ in seen) > 0
     assert row["discarded_tokens"] == sum(sum(lost) for _, lost, _ in seen) > 0
@@ -99,8 +100,8 @@ def test_judgements_have_the_claims_keys_and_follow_the_rows(small_run):
 
 
 @pytest.mark.parametrize("wrong, match", [
-    ({"steps": 0}, "steps"), ({"seeds": ()}, "seeds"), ({"warmup_steps": -1}, "warmup_steps"), ({"shortest_prompt": 900}, "shortest_prompt"),
-    ({"longest_prompt": 30_000}, "longest_prompt"), ({"kv_slots": 50_000}, "kv_slots"),
+    ({"steps": 0}, "steps"), ({"seeds": ()}, "seeds"), ({"warmup_steps": -1}, "warmup_steps"),
+    ({"shortest_prompt": 900}, "shortest_prompt"), ({"longest_prompt": 30_000}, "longest_prompt"), ({"kv_slots": 50_000}, "kv_slots"),
 ])
 def test_what_cannot_be_is_refused(wrong, match):
     with pytest.raises(UserError, match=match):
