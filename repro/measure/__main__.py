@@ -1,0 +1,87 @@
+"""Measure the paper's comparison on this machine: rows (CSV) and a manifest that says on what, with what and how.
+
+    python -m repro.measure --out DIR [--budget 30m]
+
+Call it again with the same folder to go on where it stopped."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from repro.config import DEPLOYMENTS
+from repro.errors import UserError
+from repro.measure.budget import seconds_of
+from repro.provenance import canonical_json, machine, pretty_json, read_json, sha256_text
+from repro.store import write_atomically
+from repro.systems import SYSTEMS
+
+METHOD = (
+    "Random weights, greedy, output lengths forced to the trace's, the K/V pool of Table 1. Saturated runs: all requests at the "
+    "start, useful output tokens/s within the window, interval from five equal parts of it. Latency runs: Poisson arrivals at "
+    "multiples of the system's own saturated rate; those that arrive in the window, served to their end. Steps: medians of "
+    "decoding alone, means of 8 steps that a prompt joins. Systems take turns within each kind of point."
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m repro.measure", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for serving.csv and manifest.json")
+    parser.add_argument("--budget", default="2h", help="time for measuring, such as 90s, 30m or 2h (default: %(default)s)")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--model", help="default: opt-13b on a GPU, smollm2 on a CPU")
+    parser.add_argument("--dtype", help="default: float16 on a GPU, float32 on a CPU")
+    parser.add_argument("--kv-slots", type=int, help="pool in tokens (default: Table 1's for OPT-13B; 4096 on a CPU)")
+    parser.add_argument("--systems", nargs="+", choices=sorted(SYSTEMS), default=list(SYSTEMS), metavar="SYSTEM")
+    parser.add_argument("--commit", help="the code's commit, where git cannot tell it")
+    options = parser.parse_args()
+    budget_s, on_gpu = seconds_of(options.budget), options.device == "cuda"
+    model = options.model or ("opt-13b" if on_gpu else "smollm2")
+    dtype = options.dtype or ("float16" if on_gpu else "float32")
+    kv_slots = options.kv_slots or (DEPLOYMENTS["opt-13b"].kv_slots if on_gpu else 4096)
+    import torch
+
+    if on_gpu and not torch.cuda.is_available():
+        raise UserError("no CUDA GPU here; rows recorded on an H200 are in experiments/recorded/h200/serving, and --device cpu "
+                        "measures a small model")
+    from repro import keys
+    from repro.measure import calibrate, plan
+    from repro.measure.bench import Bench
+
+    setting = {"model": model, "dtype": dtype, "kv_slots": kv_slots}
+    code = sha256_text(canonical_json([setting, keys.identify(calibrate.cells, {}).code]))
+    rows = plan.Rows(options.out / plan.ROWS, code)
+    bench = Bench(model, kv_slots, options.device, dtype)
+    print(f"{bench.device_name}, {model} in {dtype}: {bench.num_blocks} blocks; ready after {bench.boot_s:.0f} s", flush=True)
+    manifest = {**machine(), "device": bench.device_name, "cuda": torch.version.cuda, **setting, "boot_s": round(bench.boot_s, 1),
+                "method": METHOD, **ceilings(on_gpu)}
+    if options.commit:
+        manifest["commit"] = options.commit
+    earlier = read_json(options.out / "manifest.json")
+    if rows.rows:  # this call goes on with what another one began
+        manifest["earlier_parts"] = [*earlier.pop("earlier_parts", []), earlier]
+    write_atomically(options.out / "manifest.json", pretty_json(manifest))
+    timing = plan.GPU_TIMING if on_gpu else plan.CPU_TIMING
+    left_out = plan.work_through(plan.steps(bench, rows, timing, tuple(options.systems)), rows, budget_s, **setting)
+    write_atomically(options.out / "manifest.json", pretty_json(manifest | {"at_the_end": ceilings(on_gpu), "points_left_out": left_out}))
+    print(f"{len(rows.rows)} rows in {options.out / plan.ROWS}" + (f"; {left_out} points left out, as the budget of {options.budget} "
+                                                                 "would be overrun: call again to go on" if left_out else ""))
+    return 0
+
+
+def ceilings(on_gpu: bool) -> dict[str, float]:
+    """Memory bandwidth as it is now (GB/s read plus written)."""
+    if not on_gpu:
+        return {}
+    from repro.kernels.bench.timing import copy_gb_s
+
+    return {"copy_gb_s": copy_gb_s()}
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

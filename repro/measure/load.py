@@ -1,0 +1,175 @@
+"""One serving run and what is counted in it, the same for the real engine and for its prediction.
+
+A run has a window: what happens before it is warm-up and counts for nothing. In a saturated run all requests are there at
+the start and the run ends with the window, so the queue is never empty. In a latency run requests arrive at random (§6.1)
+until the window ends, and those that arrived within it are served to their end.
+
+No device is known here; an executor and a clock are handed in.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from repro.config import Deployment
+from repro.engine import Clock, Engine, Observer, Outcome, VirtualClock
+from repro.errors import UserError
+from repro.executor.interface import Executor
+from repro.executor.simulated import SimulatedExecutor
+from repro.executor.step_times import StepTimes
+from repro.memory.interface import KVCacheManager
+from repro.metrics import BatchAverage, UsageSamples, normalized_latency_s
+from repro.scheduler import Batching, Scheduler, SchedulerOutput
+from repro.sequence import Request, SamplingParams
+from repro.simulation import requests_of
+from repro.systems import System, system_for
+from repro.workloads import Trace, make_trace
+
+BLOCK_SIZE = 16
+#: parts of the pool, as in Fig. 2
+PIECES = ("token_states", "reserved", "internal", "rounding", "free")
+#: requests per second of window that no system here can keep up with, so that a saturated queue never empties
+FLOOD = {"sharegpt": 60.0, "alpaca": 400.0}
+#: equal parts of the window, whose spread gives the interval of its throughput
+NUM_PARTS = 5
+_T_95 = 2.776  # Student's t for NUM_PARTS means
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+
+
+@dataclass(frozen=True)
+class Load:
+    """`rate` in req/s, None for a saturated run; the window lies from `warm_s` to `stop_s` (s); `n` samples a request."""
+
+    system: str
+    workload: str
+    rate: float | None
+    warm_s: float
+    stop_s: float
+    seed: int = 0
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.warm_s < self.stop_s < math.inf:
+            raise UserError(f"a window from {self.warm_s} to {self.stop_s} s is none; need 0 <= warm_s < stop_s")
+
+    @property
+    def kind(self) -> str:
+        return "saturated" if self.rate is None else "latency"
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The requests. A saturated run's are all there at the start."""
+        if self.rate is not None:
+            return make_trace(self.workload, self.rate, self.stop_s, self.seed)
+        flood = make_trace(self.workload, FLOOD[self.workload], self.stop_s, self.seed)
+        return replace(flood, arrival_s=np.zeros(len(flood)))
+
+    @property
+    def requests(self) -> list[Request]:
+        """Greedy, or random samples if there are several; each exactly as long as the trace says."""
+        sampling = SamplingParams(n=self.n, temperature=float(self.n > 1), ignore_eos=True)
+        return list(requests_of(self.trace, sampling))
+
+    def system_on(self, deployment: Deployment) -> System:
+        return system_for(self.system, deployment, self.workload)
+
+    def manager_on(self, deployment: Deployment) -> KVCacheManager:
+        return self.system_on(deployment).manager(
+            deployment.num_blocks(BLOCK_SIZE), BLOCK_SIZE, deployment.model.max_model_len
+        )
+
+
+class Window(Observer):
+    """Useful tokens in equal parts of the window, iterations, and preemptions (§6.1: tokens of finished members that a static
+    batch computes along are not useful)."""
+
+    def __init__(self, start_s: float, stop_s: float) -> None:
+        self.edges = np.linspace(start_s, stop_s, NUM_PARTS + 1)
+        self.next_s = start_s
+        self.tokens = np.zeros(NUM_PARTS)
+        self.prompt_tokens = self.iterations = 0.0
+        self.waiting_at_start = self.waiting = 0
+        self._before: int | None = None
+        self.preemptions = 0
+
+    def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
+        now, scheduler = engine.clock.now, engine.scheduler
+        if now < self.edges[0] or start_s >= self.edges[-1]:
+            return
+        if self._before is None:
+            self._before, self.waiting_at_start = scheduler.num_preemptions, len(scheduler.waiting) + len(scheduler.swapped)
+            self.next_s = self.edges[-1]
+        elif now >= self.edges[-1]:
+            self.next_s = math.inf
+        useful = output.num_decode_seqs
+        if scheduler.config.batching is Batching.REQUEST:
+            useful = sum(len(group.seqs) for group in output.decodes
+                         if group.num_generated(output.iteration) < group.request.output_tokens)
+        useful += sum(len(prefill.group.seqs) for prefill in output.prefills)
+        within = np.clip(np.minimum(now, self.edges[1:]) - np.maximum(start_s, self.edges[:-1]), 0, None)
+        share = within / (now - start_s)
+        self.tokens += useful * output.num_iterations * share
+        self.iterations += output.num_iterations * share.sum()
+        self.prompt_tokens += output.num_prefill_tokens * share.sum()
+        self.preemptions = scheduler.num_preemptions - self._before
+        self.waiting = len(scheduler.waiting) + len(scheduler.swapped)
+
+    @property
+    def rates(self) -> np.ndarray:
+        """Useful tokens/s in each part."""
+        return self.tokens / np.diff(self.edges)
+
+
+def run(load: Load, deployment: Deployment, executor: Executor, clock: Clock, manager: KVCacheManager,
+        requests: list[Request]) -> dict[str, Any]:
+    """Serve the load; what the window saw, as one flat row (units in the names; pool pieces are shares of the pool)."""
+    scheduler = Scheduler(manager, load.system_on(deployment).scheduler)
+    window, batch = Window(load.warm_s, load.stop_s), BatchAverage(load.warm_s, load.stop_s)
+    usage = UsageSamples(load.warm_s, load.stop_s, interval_s=0.1)
+    engine = Engine(scheduler, executor, clock, [window, batch, usage])
+    # A rate beyond saturation would take as long as its backlog; what it does by then is known.
+    outcomes = engine.run(requests, load.stop_s if load.rate is None else 4 * load.stop_s)
+    mean, half = window.rates.mean(), _T_95 * window.rates.std(ddof=1) / math.sqrt(NUM_PARTS)
+    finished = [outcome for outcome in outcomes if load.warm_s <= outcome.finish_s < load.stop_s]
+    return {
+        "kind": load.kind, "system": load.system, "workload": load.workload, "rate": load.rate, "warm_s": load.warm_s,
+        "stop_s": load.stop_s, "seed": load.seed, "n": load.n, "trace_hash": load.trace.hash,
+        "tokens_per_s": mean, "tokens_per_s_low": mean - half, "tokens_per_s_high": mean + half,
+        "finished_rate": mean / (load.n * load.trace.output_tokens.mean()), "num_finished": len(finished),
+        "mean_batch": batch.mean, "iterations": window.iterations, "prompt_tokens_per_s": window.prompt_tokens / (load.stop_s - load.warm_s),
+        "preemptions": window.preemptions,
+        **{piece: usage.mean(piece) if usage.samples else math.nan for piece in PIECES},
+        **_latency(load, outcomes, clock.now), "mark": _mark(load, window, outcomes),
+    }
+
+
+def _latency(load: Load, outcomes: list[Outcome], now: float) -> dict[str, Any]:
+    """Mean normalized latency (s/token) of the requests that arrived in the window; a lower bound if some have not finished."""
+    if load.rate is None:
+        return {"latency_s_per_token": math.nan, "num_unfinished": 0}
+    asked = [outcome for outcome in outcomes if outcome.request.arrival_s >= load.warm_s]
+    unfinished = [outcome for outcome in asked if math.isnan(outcome.finish_s)]
+    for outcome in unfinished:
+        outcome.finish_s = now
+    return {"latency_s_per_token": normalized_latency_s(asked) if asked else math.nan, "num_unfinished": len(unfinished)}
+
+
+def _mark(load: Load, window: Window, outcomes: list[Outcome]) -> str:
+    """steady, overloaded (the queue grew by a tenth of what arrived: its latency is a lower bound), or too short."""
+    arrived = sum(load.warm_s <= outcome.request.arrival_s < load.stop_s for outcome in outcomes)
+    if load.rate is None:
+        return "steady" if window.waiting else "queue ran empty"
+    if window.waiting - window.waiting_at_start > 0.1 * arrived:
+        return "overloaded"
+    return "steady" if arrived >= 50 else "too short"
+
+
+def predict(load: Load, deployment: Deployment, steps: StepTimes) -> dict[str, Any]:
+    """The same run in virtual time: scheduler and memory decide as always, `steps` says how long they take."""
+    row = run(load, deployment, SimulatedExecutor(steps), VirtualClock(), load.manager_on(deployment), load.requests)
+    return row | {"evidence": "modelled", "device": steps.name}
