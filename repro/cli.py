@@ -119,16 +119,17 @@ def _reproduce(options: argparse.Namespace) -> int:
             _open(stem, options.scale, {}, options.lengths) for stem in stems
         ]  # every check before any work
         outcomes = {}
-        for run, overrides in todo:
-            start = time.monotonic()
-            try:
-                _execute(run, overrides)
-                outcomes[run.stem] = "done"
-            except (UserError, NotebookError) as error:
-                print(f"repro: {error}", file=sys.stderr)
-                outcomes[run.stem] = "FAILED"
-            outcomes[run.stem] += f" in {_duration(time.monotonic() - start)}"
-        page = _page(variant)
+        with _alone():
+            for run, overrides in todo:
+                start = time.monotonic()
+                try:
+                    _execute(run, overrides)
+                    outcomes[run.stem] = "done"
+                except (UserError, NotebookError) as error:
+                    print(f"repro: {error}", file=sys.stderr)
+                    outcomes[run.stem] = "FAILED"
+                outcomes[run.stem] += f" in {_duration(time.monotonic() - start)}"
+            page = _page(variant)
     _summarise(outcomes, paths.folders(variant))
     return 1 if page or any("FAILED" in outcome for outcome in outcomes.values()) else 0
 
@@ -146,7 +147,8 @@ def _run(options: argparse.Namespace) -> int:
     with _settings(options):
         run, overrides = _open(options.experiment, options.scale, overrides, options.lengths)
         try:
-            executed = _execute(run, overrides)
+            with _alone():
+                executed = _execute(run, overrides)
         except NotebookError as error:
             print(f"repro: {error}", file=sys.stderr)
             return 1
@@ -160,6 +162,14 @@ def _settings(options: argparse.Namespace) -> AbstractContextManager[None]:
 
     number_of_workers(options.jobs)
     return paths.environment({"JOBS": options.jobs})
+
+
+def _alone() -> AbstractContextManager[None]:
+    """Of two commands that compute into one results folder the second is refused: both would write the same summaries."""
+    from repro.store import locked
+
+    holder = f"process {os.getpid()}, {os.environ.get('REPRO_COMMAND', '')}"
+    return locked(paths.folders().points / ".cache" / "run.lock", wait=False, about=holder)
 
 
 def _open(

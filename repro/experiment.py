@@ -25,7 +25,7 @@ from repro import keys, paths, provenance
 from repro.errors import UserError
 from repro.parameters import check_parameters, read_parameter_file
 from repro.sources import Sources
-from repro.store import PointStore, write_atomically
+from repro.store import PointStore, locked, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -193,7 +193,8 @@ class Run:
         from repro import claims
 
         judgements = self.study.judge(rows, self.params)
-        return claims.record(judgements, experiment=self.stem, directory=self.folders.figures)
+        with locked(self.folders.points / ".cache" / "claims.lock", wait=True):  # the ledger is read, changed and written
+            return claims.record(judgements, experiment=self.stem, directory=self.folders.figures)
 
     @property
     def manifest_path(self) -> Path:

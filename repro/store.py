@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,43 @@ def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
             f"cannot write to the folder {path.parent}: {error.strerror or error}; free space there, make it "
             "writable, or name another one with REPRO_RESULTS_DIR and REPRO_FIGURES_DIR"
         ) from error
+
+
+@contextmanager
+def locked(path: Path, wait: bool, about: str = "") -> Iterator[None]:
+    """Hold the lock file `path`, which goes with the process however it ends; `about` says in it who holds it.
+
+    With `wait` until another holder is done; else UserError that names the holder. Where the file system has no locks it
+    holds nothing: points are safe without, only summaries of two runs at once may then mix.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "a+", encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UserError(
+            f"cannot write to the folder {path.parent}: {error.strerror or error}; make it writable, or name another "
+            "one with REPRO_RESULTS_DIR"
+        ) from error
+    with file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            file.seek(0)
+            holder = " ".join(file.read(400).split()) or "not known"
+            raise UserError(
+                f"another run holds {path}: {holder}; wait until it is done, end it (finished points are "
+                "kept), or name other folders with REPRO_RESULTS_DIR and REPRO_FIGURES_DIR"
+            ) from None
+        except (ImportError, OSError):
+            pass
+        if about:
+            with suppress(OSError):  # a full disk; whoever needs the space will say so
+                file.truncate(0)
+                file.write(about)
+                file.flush()
+        yield
 
 
 def temporary_name(path: Path, suffix: str) -> Path:
