@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from repro.errors import UserError
 from repro.events import Event
 from repro.memory.interface import KVCacheManager
-from repro.scheduler import Batching, Prefill, PreemptionMode, Scheduler, SchedulerConfig, SchedulerOutput
+from repro.scheduler import Batching, PreemptionMode, Prefill, Scheduler, SchedulerConfig, SchedulerOutput
 from repro.sequence import Request, SequenceGroup
 
 

@@ -100,13 +100,13 @@ def test_the_first_token_comes_with_the_end_of_the_prompt_and_usage_counts_what_
 
 
 @pytest.mark.parametrize("config, match", [
-    (dict(enable_chunked_prefill=False, max_num_batched_tokens=2048), "not greater than max_model_len = 2048"),
-    (dict(enable_chunked_prefill=False, max_num_batched_tokens=1024), "enable_chunked_prefill"),
-    (dict(max_num_batched_tokens=None), "token budget"),
-    (dict(max_num_seqs=512, max_num_batched_tokens=256), "max_num_seqs"),
-    (dict(max_model_len=0), "max_model_len"),
-    (dict(preemption=PreemptionMode.SWAP), "swap"),
-    (dict(batching=Batching.REQUEST), "request"),
+    ({"enable_chunked_prefill": False, "max_num_batched_tokens": 2048}, "not greater than max_model_len = 2048"),
+    ({"enable_chunked_prefill": False, "max_num_batched_tokens": 1024}, "enable_chunked_prefill"),
+    ({"max_num_batched_tokens": None}, "token budget"),
+    ({"max_num_seqs": 512, "max_num_batched_tokens": 256}, "max_num_seqs"),
+    ({"max_model_len": 0}, "max_model_len"),
+    ({"preemption": PreemptionMode.SWAP}, "swap"),
+    ({"batching": Batching.REQUEST}, "request"),
 ])
 def test_settings_that_cannot_work_are_refused_at_construction(config, match):
     with pytest.raises(UserError, match=match):
@@ -331,7 +331,7 @@ def test_every_rule_holds_and_every_token_is_in_its_slot_on_random_runs(layout):
 @given(runs())
 def test_with_room_for_every_prompt_it_decides_like_the_plain_scheduler(run):
     logs: list[list[Event]] = [[], []]
-    config = dict(max_num_seqs=run.config.max_num_seqs, max_num_batched_tokens=10_000, preemption=PreemptionMode.RECOMPUTE)
+    config = {"max_num_seqs": run.config.max_num_seqs, "max_num_batched_tokens": 10_000, "preemption": PreemptionMode.RECOMPUTE}
     chunked = ChunkedPrefillScheduler(run.paged(), ChunkedPrefillConfig(max_model_len=MAX_MODEL_LEN, **config), logs[0])
     outcomes = [Engine(scheduler, SimulatedExecutor(COSTS)).run(run.requests)
                 for scheduler in (chunked, Scheduler(run.paged(), SchedulerConfig(**config), logs[1]))]
