@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from repro import paper
+from repro.claims.claim import EVIDENCE
 from repro.engine import Engine
 from repro.errors import UserError
 from repro.executor.profiles import cost_model
@@ -40,10 +41,11 @@ def test_every_item_has_two_readings_and_ours(rows):
     items = both_readings.readings(rows)
     assert len({where for where, *_ in items}) == len(items) >= 15
     for item in items:
-        assert len(item) == 4 and all(text.strip() for text in item)
+        assert all(text.strip() for text in item)
+        assert item.evidence in EVIDENCE
         assert not any(bad in " ".join(item) for bad in ("nan", "None", "{"))
     by_place = {where: texts for where, *texts in items}
-    one, other, ours = by_place["Table 1: OPT-66B's slots"]
+    one, other, ours, _ = by_place["Table 1: OPT-66B's slots"]
     assert "21.3" in one and "9,557" in other and "9,700" in ours
     assert "14,648" in by_place["Table 1: GB"][1]
     assert "26 to 117 %" in by_place["§7.3: recomputing never above 20 % of swapping"][0]
