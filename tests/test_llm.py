@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib.util
+import json
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from repro.config import MODELS
 from repro.errors import UserError
 from repro.executor.torch import models
 from repro.executor.torch.pool import PoolSize
+from repro.executor.torch.runner import ModelRunner
 from repro.llm import LLM
 from repro.scheduler import PreemptionMode
 from repro.sequence import SamplingParams
@@ -164,10 +166,99 @@ def test_a_model_that_cannot_be_had_is_refused(message, arguments):
         models.load(**arguments)
 
 
-def test_a_missing_weight_file_is_one_clear_message(tmp_path):
-    TINY.save_pretrained(tmp_path)
+def checkpoint(folder, tiny) -> str:
+    tiny.model.save_pretrained(folder)
+    return str(folder)
+
+
+def test_missing_and_broken_weight_files_are_one_clear_message(tmp_path, tiny):
+    path = checkpoint(tmp_path, tiny)
+    weights = tmp_path / "model.safetensors"
+    whole = weights.read_bytes()
+    for broken in (whole[:1000], b"no weights"):
+        weights.write_bytes(broken)
+        with pytest.raises(UserError, match="cannot be loaded .*header"):
+            models.load(path)
+    weights.unlink()
+    with pytest.raises(UserError, match="cannot be loaded .*no file named model.safetensors"):
+        models.load(path)
+
+
+class Touch:
+    """Unpickled by an incautious reader, it makes a file."""
+
+    def __init__(self, path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return type(self.path).touch, (self.path,)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "their-own"])
+def test_no_code_that_comes_with_a_checkpoint_is_run(tmp_path, tiny, model_type):
+    path, ran = checkpoint(tmp_path, tiny), tmp_path / "ran"
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"model_type": model_type, "auto_map": {"AutoConfig": "own.A", "AutoModelForCausalLM": "own.B"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "own.py").write_text(f"open({str(ran)!r}, 'w')\nclass A: pass\nclass B: pass\n")
     with pytest.raises(UserError, match="cannot be loaded"):
-        models.load(str(tmp_path))
+        models.load(path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({"weight": Touch(ran)}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(UserError, match="cannot be loaded"):
+        models.load(path)
+    assert not ran.exists()
+
+
+def test_a_model_that_does_not_fit_is_refused_before_memory_fills_up(tiny, monkeypatch):
+    with pytest.raises(UserError, match=r"'opt-175b' in float32 does not fit: it takes 6\d\d GiB"):
+        models.load("opt-175b")
+    monkeypatch.setattr(models, "from_config", out_of_memory)
+    with pytest.raises(UserError, match="'opt-125m' in float32 does not fit into the memory of cpu"):
+        models.load("opt-125m")
+
+
+def out_of_memory(*unused, **options):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore.")
+
+
+def test_a_pool_that_does_not_fit_is_refused(tiny):
+    with pytest.raises(UserError, match="does not fit into memory beside tiny"):
+        LLM(tiny, pool=PoolSize(num_blocks=1 << 44), swap_gib=0, quiet=True)
+
+
+@pytest.mark.parametrize("prefix", [None, [1] * 20])
+def test_running_out_of_memory_is_one_clear_message_and_the_engine_stays_usable(tiny, monkeypatch, prefix):
+    llm = small(tiny)
+    params = SamplingParams(temperature=0, max_tokens=6)
+    expected = [one.token_ids for one in llm.generate(PROMPTS, params, progress=False)]
+    method = "decode" if prefix is None else "prefill"
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelRunner, method, out_of_memory)
+        with pytest.raises(UserError, match="out of GPU memory .* smaller K/V pool .*2.00 GiB") as raised:
+            llm.generate(PROMPTS, params, prefix=prefix, progress=False)
+    assert raised.value.__context__ is None  # nothing that the failed step allocated is kept alive
+    assert [one.token_ids for one in llm.generate(PROMPTS, params, progress=False)] == expected
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.BloomConfig(hidden_size=32, n_layer=1, n_head=4, vocab_size=101),
+        transformers.MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=101),
+    ],
+)
+def test_a_model_without_the_attention_interface_is_refused(config):
+    with pytest.raises(UserError, match="does not use the attention interface"):
+        models.from_config(config, "other")
+
+
+def test_capped_logits_are_refused():
+    shape = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "head_dim": 8, "num_key_value_heads": 4}
+    capped = transformers.Gemma2Config(**(TINY.to_dict() | shape | {"model_type": "gemma2"}))
+    llm = small(models.from_config(capped, "capped"))
+    with pytest.raises(UserError, match="capped logits"):
+        llm.generate(PROMPTS, progress=False)
 
 
 def test_sliding_windows_and_odd_heads_are_refused():

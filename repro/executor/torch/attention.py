@@ -112,6 +112,8 @@ def paged_attention(
     *,
     paged: PagedInputs | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **unused: object,
 ) -> tuple[Tensor, None]:
     """query [1, heads, tokens, dim], key and value [1, kv_heads, tokens, dim] -> [1, tokens, heads, dim].
@@ -128,6 +130,8 @@ def paged_attention(
         raise UserError(
             f"sliding-window attention (window {sliding_window}) is not supported by the paged kernels"
         )
+    if softcap is not None or s_aux is not None:
+        raise UserError("attention with capped logits or with sinks is not supported by the paged kernels")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = torch.ops.repro.paged_attention(
@@ -154,7 +158,7 @@ def attach(model: nn.Module, caches: list[Tensor]) -> None:
     """Give each attention layer its pools: `caches` alternates K and V, layer by layer."""
     for module in model.modules():
         index = getattr(module, "layer_idx", None)
-        if index is not None and hasattr(module, "k_proj"):
+        if index is not None:
             module.k_cache, module.v_cache = caches[2 * index], caches[2 * index + 1]
 
 

@@ -8,8 +8,10 @@ the same either way.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,6 +42,18 @@ class _Step:
     logprobs: Tensor | None
     beams: list[tuple[GroupRows, BeamStep]]
     done: torch.cuda.Event | None
+
+
+def _within_memory(work: Callable[[], Any], doing: str) -> Any:
+    """`work()`; UserError if the GPU's memory does not suffice."""
+    try:
+        return work()
+    except torch.OutOfMemoryError as error:
+        reason = str(error).splitlines()[0]
+    # Raised out here, or the error would hold on to all that the failed step has allocated.
+    raise UserError(
+        f"out of GPU memory {doing}: use a smaller K/V pool or a lower max_num_batched_tokens ({reason})"
+    )
 
 
 class TorchExecutor(Executor):
@@ -142,21 +156,17 @@ class TorchExecutor(Executor):
             self.flush()
             self.builder.forget()
             self.runner.load(batch, np.zeros(1, np.int64))
-            self.runner.prefill(batch)
+            _within_memory(lambda: self.runner.prefill(batch), f"for a prefix of {count} tokens")
         return count
 
     # One iteration
 
     def execute(self, output: SchedulerOutput) -> StepResult:
         start = time.perf_counter()
-        try:
-            result = self._execute(output)
-        except torch.OutOfMemoryError as error:
-            raise UserError(
-                f"out of GPU memory in an iteration of {output.num_decode_seqs} sequences and "
-                f"{output.num_prefill_tokens} prompt tokens: use a smaller K/V pool or a lower "
-                f"max_num_batched_tokens ({str(error).splitlines()[0]})"
-            ) from None
+        result = _within_memory(
+            lambda: self._execute(output),
+            f"in an iteration of {output.num_decode_seqs} sequences and {output.num_prefill_tokens} prompt tokens",
+        )
         seconds = time.perf_counter() - start
         result.durations_s = [seconds / output.num_iterations] * output.num_iterations
         return result

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import os
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -27,7 +30,7 @@ from transformers import (
 )
 
 from repro import kernels
-from repro.config import MODELS, ModelConfig
+from repro.config import GIB, MODELS, ModelConfig
 from repro.errors import UserError
 from repro.executor.torch.attention import IMPLEMENTATION
 
@@ -75,6 +78,7 @@ def load(
         )
     try:
         if name in MODELS:
+            _check_size(MODELS[name], device, dtype)
             return from_config(_architecture(MODELS[name]), name, device, dtype, seed)
         return _pretrained(name, device, dtype, hub)
     except torch.OutOfMemoryError:
@@ -82,6 +86,20 @@ def load(
             f"model {name!r} in {dtype} does not fit into the memory of {device}; use a smaller model or a "
             f"narrower dtype"
         ) from None
+
+
+def _check_size(model: ModelConfig, device: str, dtype: str) -> None:
+    """UserError for a model larger than all memory there is: a CPU's would be filled until the system kills us."""
+    needed = model.num_parameters * DTYPES[dtype].itemsize
+    if torch.device(device).type == "cuda":
+        total = torch.cuda.mem_get_info(device)[1]
+    else:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > total:
+        raise UserError(
+            f"model {model.name!r} in {dtype} does not fit: it takes {needed / GIB:.0f} GiB, and {device} has "
+            f"{total / GIB:.0f} GiB; use a smaller model or a narrower dtype"
+        )
 
 
 def from_config(
@@ -112,7 +130,7 @@ def _pretrained(name: str, device: str, dtype: str, hub: bool) -> LoadedModel:
             source, dtype=DTYPES[dtype], attn_implementation=IMPLEMENTATION, weights_only=True, **options
         )
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError, pickle.UnpicklingError) as error:
         known = ", ".join([EMBEDDED, *MODELS])
         remedy = "" if hub else ", or allow the hub (hub=True) for an id that is not on this machine yet"
         raise UserError(
@@ -139,6 +157,11 @@ def embedded_file() -> Path:
 
 def _checked(model: PreTrainedModel, tokenizer: Any | None, name: str, eos: frozenset[int]) -> LoadedModel:
     config = model.config
+    if not getattr(model, "_supports_attention_backend", False):
+        raise UserError(
+            f"model {name!r} ({type(model).__name__}) does not use the attention interface of transformers, "
+            f"through which the paged kernels are reached; use one that does, such as OPT, LLaMA or Qwen"
+        )
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
