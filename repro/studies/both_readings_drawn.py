@@ -46,7 +46,7 @@ def draw_plots(rows: pd.DataFrame) -> Figure:
     _draw_same_latency(axes[3], rows)
     _draw_swap_shares(axes[4], rows)
     _draw_swapped(axes[5], rows)
-    plotting.footer(figure, rows, with_paper=True, note="One seed")
+    plotting.footer(figure, rows, with_paper=True)
     return figure
 
 

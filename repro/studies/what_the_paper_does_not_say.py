@@ -97,17 +97,17 @@ def points(params: Params) -> list[Point]:
         Point(
             fig02_memory_waste.saturated_run,
             pool | {"part": part, "workload": workload, "rate": rate, "system": system(name)},
-            weight=rate,
+            weight=rate * seconds,
         )
         for part, workload, rate, name in filled
     ]
-    result += [Point(until_completed, {"duration_s": seconds, "seed": seed}, weight=10 * SATURATED)]
+    result += [Point(until_completed, {"duration_s": seconds, "seed": seed}, weight=4 * SATURATED * seconds)]
     result += [
         Point(swapped_out, SWAP_CASE | {"num_cpu_blocks": cpu}, weight=0.1)
         for cpu in (1000, SWAP_CASE["num_blocks"])
     ]
     result += [
-        Point(swapped_in_service, {"rate": rate, "duration_s": seconds, "seed": seed}, weight=rate)
+        Point(swapped_in_service, {"rate": rate, "duration_s": seconds, "seed": seed}, weight=rate * seconds)
         for rate in (fig19_preemption.Params.rates[0], SATURATED)
     ]
     result += [Point(fig19_preemption.alone, {}, weight=0.1)]
@@ -126,7 +126,7 @@ def points(params: Params) -> list[Point]:
                 "dependence": fig15_sharing.AS_DRAWN,
                 "turnover": None,
             },
-            weight=20,
+            weight=10 * seconds,
         )
     ]
     # The points of Fig. 12 with these very arguments, of which we take one seed and three systems.
@@ -155,7 +155,7 @@ def points(params: Params) -> list[Point]:
                 "seed": seed,
                 "assumption": fig12_basic_sampling.MAIN,
             },
-            weight=rate,
+            weight=rate * seconds,
         )
         for workload, rate in (("sharegpt", 2.01), ("alpaca", 30.1))
     ]
@@ -172,7 +172,7 @@ def points(params: Params) -> list[Point]:
                 "seed": seed,
                 "precision": params.precision,
             },
-            weight=7,
+            weight=7 * seconds,
         )
         for conversations in (fig17_chatbot.STATED, "2 rounds")
         for name in (*ORCAS, "vllm")
