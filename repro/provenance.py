@@ -130,14 +130,16 @@ def machine() -> dict[str, Any]:
 def figure_bytes(figure: Figure, file_format: str, embedded: Mapping[str, Any]) -> bytes:
     """The figure as a PNG or SVG file that carries `embedded`; equal figures give equal bytes.
 
-    Its layout is settled once and then kept: laid out anew for each file, axes move by fractions of a pixel that
-    depend on what this process has drawn before.
+    Its layout is settled once and then kept: laid out anew for each file, axes move by fractions of a pixel. And it is
+    rounded: the solver's last digits depend on where objects lie in memory, and an SVG's names on all digits.
     """
     import matplotlib
 
     if figure.get_layout_engine() is not None:
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
+        for axes in figure.axes:
+            axes.set_position([round(value, 6) for value in axes.get_position(original=True).bounds])
 
     text = canonical_json(embedded)
     # "Software", "Creator" and "Date" default to the Matplotlib version and the time of day.

@@ -1,0 +1,138 @@
+"""The same experiments computed and drawn in several ways: rows, figures, sidecars and verdicts must be the same bytes.
+
+    python tests/determinism.py [--scale paper] [--only NAME ...]
+
+The ways differ in worker processes, hash seed, locale, time zone and the order of experiments and of points. One more stands for
+another type of processor: NumPy and OpenBLAS are kept from using the newer instructions that this one has; there values may
+differ by 1e-9. `make determinism` does all experiments at SCALE=smoke; the suite does the cheapest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from repro.environment import ROOT, prepare_environment
+
+WAYS: dict[str, dict[str, str]] = {
+    "one worker": {"JOBS": "1", "PYTHONHASHSEED": "0", "LC_ALL": "C", "TZ": "UTC"},
+    "two workers, backwards": {
+        "JOBS": "2",
+        "PYTHONHASHSEED": "4242",
+        "LC_ALL": "C.UTF-8",
+        "LANGUAGE": "de",
+        "TZ": "Asia/Kathmandu",
+        "BACKWARDS": "1",
+    },
+    "an older processor": {
+        "JOBS": "1",
+        "PYTHONHASHSEED": "7",
+        "OPENBLAS_CORETYPE": "Nehalem",
+        "OPENBLAS_NUM_THREADS": "1",
+        "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR",
+    },
+}
+#: the way that only has to agree to 1e-9
+CLOSE = "an older processor"
+
+
+def work(stems: Sequence[str], scale: str) -> None:
+    """In a process of its own: every experiment, in the order that BACKWARDS asks for."""
+    import matplotlib
+
+    from repro import experiment, runner
+
+    matplotlib.use("Agg")
+    backwards = bool(os.environ.get("BACKWARDS"))
+    compute = runner.compute
+
+    def reordered(tasks: list[runner.Task], *others: object) -> None:
+        compute([replace(task, weight=1 / task.weight) for task in reversed(tasks)], *others)
+
+    if backwards:
+        runner.compute = reordered
+    for stem in reversed(stems) if backwards else stems:
+        run = experiment.open(stem, scale)
+        rows = run.rows()
+        run.draw(rows)
+        run.judge(rows)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """What must be equal: rows, figures, sidecars (without what is told about time), the ledger."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_dir() or {"points", ".cache"} & set(path.parts) or path.name == "manifest.json":
+            continue
+        content = path.read_bytes()
+        if path.suffix == ".json" and path.name != "claims.json":
+            content = json.dumps({name: value for name, value in json.loads(content).items() if name != "cheap"}).encode()
+        found[str(path.relative_to(folder))] = content
+    return found
+
+
+def run_way(name: str, folder: Path, stems: Sequence[str], scale: str) -> None:
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("LC_", "LANG", "REPRO_VARIANT"))}
+    prepare_environment(environ)
+    search = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH")]))
+    environ |= {"REPRO_RESULTS_DIR": str(folder), "REPRO_FIGURES_DIR": str(folder / "figures"), "PYTHONPATH": search}
+    arguments = [sys.executable, __file__, "--scale", scale, "--only", *stems, "--work"]
+    done = subprocess.run(
+        arguments, env=environ | WAYS[name], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode:
+        raise AssertionError(f"{name}: ended with {done.returncode}\n{done.stdout[-3000:]}")
+
+
+def differences(one: Path, other: Path, close: bool) -> list[str]:
+    """The files that differ; with `close` the numbers that do by more than 1e-9."""
+    from repro import diff
+
+    if close:
+        told = []
+        for path in sorted(one.rglob("rows.csv")):
+            found = diff.compare(diff.read_rows(path), diff.read_rows(other / path.relative_to(one)))
+            told += [f"{path.parent.name}: {text}" for text in [*found.told, *map(str, found.moved)]]
+        return told
+    a, b = files(one), files(other)
+    return [name for name in sorted({*a, *b}) if a.get(name) != b.get(name)]
+
+
+def main(arguments: Sequence[str] | None = None, ways: Sequence[str] = tuple(WAYS)) -> int:
+    """Compute in each of the ways and compare with the first; returns how many differ from it."""
+    from repro import paths
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--scale", default="smoke")
+    parser.add_argument("--only", nargs="+", metavar="NAME")
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    stems = options.only or paths.folders().stems()
+    if options.work:
+        work(stems, options.scale)
+        return 0
+    wrong = 0
+    with tempfile.TemporaryDirectory(prefix="repro-ways-") as folder:
+        for number, name in enumerate(ways):
+            mine = Path(folder, str(number))
+            mine.mkdir()
+            start = time.monotonic()
+            run_way(name, mine, stems, options.scale)
+            found = differences(Path(folder, "0"), mine, name == CLOSE) if number else []
+            equal = "equal to 1e-9" if name == CLOSE else f"{len(files(mine))} files, equal bytes"
+            said = ("different: " + "; ".join(found[:8])) if found else equal if number else f"{len(files(mine))} files"
+            print(f"{name}: {said} ({time.monotonic() - start:.0f} s)", flush=True)
+            wrong += bool(found)
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""The cheapest experiments in two ways, and that a difference is noticed; `make determinism` does all, in three ways."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import determinism
+import pytest
+from fake_project import FakeProject
+
+WAYS = ("one worker", "two workers, backwards")
+CHEAPEST = ("fig01_memory", "fig05_block_tables", "fig11_workloads", "fig18b_block_size", "fig19_preemption")
+
+
+@pytest.fixture(autouse=True)
+def own_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("REPRO_ROOT", "REPRO_STUDIES", "REPRO_VARIANT", "SCALE", "LENGTHS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_rows_figures_and_verdicts_are_the_same_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert determinism.main(["--only", *CHEAPEST], WAYS) == 0
+    said = capsys.readouterr().out
+    assert "two workers, backwards: " in said and " files, equal bytes" in said
+    assert int(said.split(" files, equal bytes")[0].split()[-1]) > 5 * len(CHEAPEST)
+
+
+def test_what_depends_on_the_hash_seed_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = FakeProject(tmp_path / "planted", monkeypatch)
+    project.edit_study("return SLOPE * rate + seed", 'return SLOPE * rate + seed + hash("a") % 1000')
+    assert determinism.main(["--only", "tiny"], WAYS) == 1
+    assert "two workers, backwards: different: " in capsys.readouterr().out
+
+
+def test_differences_of_bytes_and_of_values(tmp_path: Path) -> None:
+    for name, value, cheap in (("a", 1.0, "true"), ("b", 1.0 + 1e-12, "false")):
+        folder = tmp_path / name / "smoke" / "one"
+        folder.mkdir(parents=True)
+        (folder / "rows.csv").write_text(f"system,latency\nvllm,{value!r}\n")
+        (folder / "one.json").write_text(f'{{"rows_hash": "1", "cheap": {cheap}}}')
+    assert determinism.differences(tmp_path / "a", tmp_path / "b", close=False) == ["smoke/one/rows.csv"]
+    assert determinism.differences(tmp_path / "a", tmp_path / "b", close=True) == []
+    (tmp_path / "b" / "smoke" / "one" / "rows.csv").write_text("system,latency\nvllm,1.00000001\n")
+    (told,) = determinism.differences(tmp_path / "a", tmp_path / "b", close=True)
+    assert told.startswith("one: latency: 1 -> 1")
