@@ -34,6 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"repro: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        if error.filename is None:
+            raise
+        # The system refuses something of the user's, a name that is too long or a folder that is closed, say.
+        print(f"repro: {os.fspath(error.filename)!r}: {error.strerror}; name another one", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(
             "\nrepro: interrupted; finished points are kept, the same command goes on from there",
@@ -166,8 +172,13 @@ def _settings(options: argparse.Namespace) -> AbstractContextManager[None]:
 
 def _alone() -> AbstractContextManager[None]:
     """Of two commands that compute into one results folder the second is refused: both would write the same summaries."""
+    from repro.environment import is_writable
     from repro.store import locked
 
+    for variant in paths.VARIANTS:
+        figures = paths.folders(variant).figures
+        if not is_writable(figures):  # hours later would be too late
+            raise UserError(f"figures cannot be written to {figures}; make it writable, or name another with REPRO_FIGURES_DIR")
     holder = f"process {os.getpid()}, {os.environ.get('REPRO_COMMAND', '')}"
     return locked(paths.folders().points / ".cache" / "run.lock", wait=False, about=holder)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -85,11 +84,11 @@ def open(stem: str, scale: str = "paper", overrides: Mapping[str, Any] | None = 
 
 
 def _study(stem: str) -> ModuleType:
-    package = os.environ.get("REPRO_STUDIES") or "repro.studies"
+    package = paths.studies_package()
     try:
         study = importlib.import_module(f"{package}.{stem}")
     except ModuleNotFoundError as error:
-        if error.name not in (f"{package}.{stem}", package):
+        if not f"{package}.{stem}.".startswith(f"{error.name}."):  # something that the study imports
             raise
         raise UserError(f"experiment {stem!r} has a parameter file but no module {package}.{stem}") from None
     missing = [name for name in _STUDY_NAMES if not hasattr(study, name)]

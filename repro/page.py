@@ -83,7 +83,7 @@ def _title(stem: str, manifest: Mapping[str, Any]) -> str:
 def _study(stem: str) -> object:
     """The study's module, or None for an experiment that the package does not have."""
     try:
-        return importlib.import_module(f"{os.environ.get('REPRO_STUDIES') or 'repro.studies'}.{stem}") if stem else None
+        return importlib.import_module(f"{paths.studies_package()}.{stem}") if stem else None
     except ModuleNotFoundError:
         return None
 

@@ -66,6 +66,14 @@ def root() -> Path:
     return beside_package if (beside_package / "experiments").is_dir() else Path.cwd()
 
 
+def studies_package() -> str:
+    """The package of the studies: REPRO_STUDIES, else ours."""
+    named = os.environ.get("REPRO_STUDIES") or "repro.studies"
+    if not all(part.isidentifier() for part in named.split(".")):
+        raise UserError(f"REPRO_STUDIES={named!r} must be the name of a package, for instance my_studies")
+    return named
+
+
 @contextmanager
 def environment(changes: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for what is started inside, and put them back afterwards."""

@@ -33,7 +33,7 @@ class Params:
     lengths: str | None = None
 
     def __post_init__(self) -> None:
-        if min(self.rates) <= 0:
+        if min(self.rates, default=1) <= 0:
             raise UserError(f"rates must be positive, not {min(self.rates)}")
 
 

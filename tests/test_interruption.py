@@ -198,6 +198,15 @@ def test_a_disk_that_fills_up(
     assert len(project.open().rows()) == 6 and len(project.calls()) == 6 - len(kept)
 
 
+def test_a_closed_folder_for_figures_is_named_before_any_work(
+    project: FakeProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("REPRO_FIGURES_DIR", str(tmp_path / "file"))
+    assert main(["run", "tiny"]) == 2
+    assert "figures cannot be written to" in capfd.readouterr().err and project.calls() == []
+
+
 def test_a_disk_that_is_full_when_the_notebook_is_written(
     project: FakeProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
