@@ -26,7 +26,7 @@ endef
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help reproduce test bench lab doctor setup model clean
+.PHONY: help reproduce test fuzz determinism bench lab doctor setup model clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -45,6 +45,12 @@ reproduce: setup ## compute every experiment, draw every figure, judge every cla
 
 test: setup ## the whole test suite, the smoke-scale reproduction included
 	@"$(PY)" -m pytest $(TESTS)
+
+fuzz: setup ## random runs of the whole engine, each checked at every step (RUNS=20000, SEED=0)
+	@"$(PY)" tests/fuzz.py --runs "$(or $(RUNS),20000)" --seed "$(or $(SEED),0)"
+
+determinism: setup ## everything at SCALE=smoke in three ways: equal bytes (ONLY as above)
+	@"$(PY)" tests/determinism.py $(if $(ONLY),--only $(ONLY))
 
 bench: setup ## simulated hours per second, and how they grow
 	@"$(PY)" -m repro bench
