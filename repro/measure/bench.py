@@ -32,6 +32,9 @@ from repro.sequence import Request
 #: of OPT and of the traces; models that take more are held to it
 MAX_MODEL_LEN = 2048
 
+#: a host that is busy for more of the time than this, and so hardly ever waits for the GPU, is what limits a run
+CLIENT_BOUND = 0.9
+
 
 class Bench:
     """`model` as for repro.executor.torch.models.load, a pool of `kv_slots` tokens; on a GPU with graphs and compiled layers."""
@@ -90,6 +93,8 @@ class Bench:
         clock = WallClock()
         row = run(load, self.deployment, self.executor, clock, manager, batch)
         host_share = 1 - self.executor.waited_s / clock.now if self.on_gpu else 0.0
+        if host_share > CLIENT_BOUND:
+            row["mark"] = "client-bound"
         self.executor.flush()
         wrong = sum(len(one.tokens) != state.request.output_tokens
                     for state in self.executor.finished.values() for one in state.sequences)

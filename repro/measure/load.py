@@ -166,7 +166,7 @@ def _mark(load: Load, window: Window, outcomes: list[Outcome]) -> str:
         return "steady" if window.waiting else "queue ran empty"
     if window.waiting - window.waiting_at_start > 0.1 * arrived:
         return "overloaded"
-    return "steady" if arrived >= 50 else "too short"
+    return "steady" if arrived >= 40 else "too short"
 
 
 def predict(load: Load, deployment: Deployment, steps: StepTimes) -> dict[str, Any]:

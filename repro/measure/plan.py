@@ -42,7 +42,7 @@ class Timing:
     request_level_s: float
 
 
-GPU_TIMING = {"sharegpt": Timing(8.0, 28.0, 38.0, 58.0), "alpaca": Timing(3.0, 13.0, 18.0, 18.0)}
+GPU_TIMING = {"sharegpt": Timing(8.0, 28.0, 30.0, 52.0), "alpaca": Timing(3.0, 13.0, 14.0, 14.0)}
 CPU_TIMING = {"alpaca": Timing(4.0, 14.0, 24.0, 24.0)}
 
 
@@ -78,7 +78,7 @@ def steps(bench: Bench, rows: Rows, timing: dict[str, Timing], systems: tuple[st
                 if found is not None:
                     rate = multiple * float(found["finished_rate"])
                     # Where requests are few, the window is longer, so that enough of them arrive to take a mean.
-                    stop_s = max(times.latency_s, times.warm_s + min(60 / rate, 3 * times.latency_s))
+                    stop_s = max(times.latency_s, times.warm_s + min(60 / rate, 2 * times.latency_s))
                     load = Load(name, workload, rate, times.warm_s, stop_s, seed=1)
                     yield Step(f"latency/{workload}/{name}/{multiple:g}", 1.2 * stop_s,
                                lambda load=load, multiple=multiple: [bench.measure(load) | {"multiple": multiple}])
