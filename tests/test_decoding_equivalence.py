@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from repro import kernels
 from repro.errors import UserError
 from repro.executor.torch.sampler import SamplingPlan
 from repro.studies import decoding_equivalence as study
@@ -73,15 +74,14 @@ def test_an_undecided_token_is_no_difference_and_is_listed(rows):
 
 
 def test_a_wrong_engine_is_noticed(monkeypatch):
-    """One whose random numbers depend on the place in the batch, and one with wrong positions."""
-    from repro.executor.torch.runner import ModelRunner
-
+    """One whose random numbers depend on the place in the batch, and one with wrong scores."""
     with monkeypatch.context() as patch:
         patch.setattr(SamplingPlan, "seeds", property(lambda plan: np.arange(len(plan.params))))
         found = pd.DataFrame(study.mixed_against_alone("tiny-qwen2", 4, 10))
     assert (found["equal"] == 2).all() and set(found["differing"]) == {"request 1; request 2"}  # the random ones
-    forward = ModelRunner._forward
-    monkeypatch.setattr(ModelRunner, "_forward", lambda self, ids, positions, *rest: forward(self, ids, positions // 2, *rest))
+    decode = kernels.paged_decode_attention
+    monkeypatch.setattr(kernels, "paged_decode_attention", lambda q, k, v, tables, lengths, scale, *rest, **options: decode(
+        q, k, v, tables, lengths, 2 * scale, *rest, **options))
     found = pd.DataFrame(study.against_generate("tiny-qwen2", 4, 10))
     assert (found["equal"] < 4).all() and found["differing"].str.contains("best two logits").all()
 

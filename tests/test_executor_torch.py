@@ -395,4 +395,5 @@ def test_nothing_leaks_over_10000_requests_of_all_kinds():
         assert scheduler.manager.cpu.num_free == scheduler.manager.cpu.num_blocks
     assert scheduler.num_preemptions > 1000
     assert counts[1] - counts[0] < 300, counts  # nine times the requests, and nothing more is remembered
-    assert sum(type(thing) is SequenceState for thing in gc.get_objects()) <= 8  # those of the last iterations
+    # What is left of requests belongs to the last iterations.
+    assert sum(type(thing) is SequenceState for thing in gc.get_objects()) <= 8

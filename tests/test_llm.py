@@ -255,7 +255,7 @@ def test_a_model_without_the_attention_interface_is_refused(config):
 
 
 def test_capped_logits_are_refused():
-    shape = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "head_dim": 8, "num_key_value_heads": 4}
+    shape = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "head_dim": 8}
     capped = transformers.Gemma2Config(**(TINY.to_dict() | shape | {"model_type": "gemma2"}))
     llm = small(models.from_config(capped, "capped"))
     with pytest.raises(UserError, match="capped logits"):

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from repro.llm import LLM
 
 CAPTION = {
-    "decoding_equivalence": "Requests whose tokens are the same, of all requests, in float32 on a CPU. Left: greedy decoding against transformers' "
-                            "generate. Right: greedy, random, parallel and beam requests in one batch, against each of them alone. Under swap and "
-                            "recompute the pool is too small; the second line counts the preemptions.",
+    "decoding_equivalence": "Requests whose tokens are the same, of all requests, in float32 on a CPU. Left: greedy decoding against "
+                            "transformers' generate. Right: greedy, random, parallel and beam requests in one batch, against each of them "
+                            "alone. Under swap and recompute the pool is too small; the second line counts the preemptions.",
 }
 EMBEDDED = "smollm2"
 TINY = ("tiny-opt", "tiny-opt-post-norm", "tiny-llama", "tiny-qwen2", "tiny-qwen3")
@@ -60,8 +60,8 @@ PROMPTS = (
 
 @dataclass(frozen=True)
 class Params:
-    """`models`: names of TINY (random weights), the embedded model, or a file or folder with another. `prompts` and `output_tokens` are those
-    of the greedy runs, `mixed_prompts` and `mixed_tokens` those of the mixed batch."""
+    """`models`: names of TINY (random weights), the embedded model, or a file or folder with another. `prompts` and `output_tokens` are
+    those of the greedy runs, `mixed_prompts` and `mixed_tokens` those of the mixed batch."""
 
     models: tuple[str, ...] = (EMBEDDED, *TINY)
     prompts: int = 16
@@ -211,8 +211,8 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
     batch = mixed[mixed["variant"] == "one batch"]
     in_one = (batch["together"] == sum(one.n for one in _kinds(params.mixed_prompts, params.mixed_tokens))).all()
     return [
-        Judgement("accuracy-unchanged", _same(greedy), "measured", note=_counted(greedy, "greedy outputs are those of transformers' generate") +
-                  absent),
+        Judgement("accuracy-unchanged", _same(greedy), "measured",
+                  note=_counted(greedy, "greedy outputs are those of transformers' generate") + absent),
         Judgement("mixed-decoding", _same(mixed) and bool(in_one) and params.mixed_prompts >= 4, "measured",
                   note=_counted(mixed, "requests of a mixed batch get the tokens that they get alone") + absent),
     ]

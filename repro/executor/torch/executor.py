@@ -165,7 +165,8 @@ class TorchExecutor(Executor):
         start = time.perf_counter()
         result = _within_memory(
             lambda: self._execute(output),
-            f"in an iteration of {output.num_decode_seqs} sequences and {output.num_prefill_tokens} prompt tokens",
+            f"in an iteration of {output.num_decode_seqs} sequences and {output.num_prefill_tokens} prompt "
+            f"tokens",
         )
         seconds = time.perf_counter() - start
         result.durations_s = [seconds / output.num_iterations] * output.num_iterations

@@ -64,9 +64,9 @@ def load(
     """A model by name: "smollm2", one of `repro.config.MODELS` (random weights from `seed`), a folder, a GGUF
     file, or a hub id.
 
-    Files are only ever read as data: no code that comes with a checkpoint is run. `dtype` is float32 on a CPU and bfloat16 on a GPU unless given. A hub id needs `hub=True` to be looked up
-    on the network; without it only what is on this machine already is used. UserError if it cannot be had or
-    cannot be run.
+    Files are only ever read as data: no code that comes with a checkpoint is run. `dtype` is float32 on a CPU
+    and bfloat16 on a GPU unless given. A hub id needs `hub=True` to be looked up on the network; without it
+    only what is on this machine already is used. UserError if it cannot be had or cannot be run.
     """
     if dtype is None:
         dtype = "float32" if torch.device(device).type == "cpu" else "bfloat16"
@@ -89,7 +89,7 @@ def load(
 
 
 def _check_size(model: ModelConfig, device: str, dtype: str) -> None:
-    """UserError for a model larger than all memory there is: a CPU's would be filled until the system kills us."""
+    """UserError for a model larger than all memory there is; on a CPU the system would end the process."""
     needed = model.num_parameters * DTYPES[dtype].itemsize
     if torch.device(device).type == "cuda":
         total = torch.cuda.mem_get_info(device)[1]
