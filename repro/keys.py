@@ -23,7 +23,7 @@ from typing import Any
 
 from repro.errors import UserError
 from repro.provenance import canonical_json, sha256_file, sha256_text
-from repro.sources import DATA_SUFFIXES, Sources, imports_of, names_in, normalised
+from repro.sources import DATA_SUFFIXES, Sources, canonical_source, imports_of, names_in, normalised
 
 _NOT_CODE = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
@@ -155,7 +155,7 @@ class _Collector:
                 "notebook cell or in a file"
             ) from error
         self._roots.update(imports_of(tree))
-        return {"source": ast.unparse(tree), "values": self._values(thing, names_in(tree), where)}
+        return {"source": canonical_source(tree), "values": self._values(thing, names_in(tree), where)}
 
     def _values(self, function: types.FunctionType, names: set[str], where: str) -> dict[str, Any]:
         """What a function takes from outside its own source: the globals in `names`, its closure, its

@@ -156,7 +156,7 @@ class _Module:
         """The source that the given names reach ("" for all of it), and what it imports."""
         if names not in self._reached:
             tree = ast.Module(body=self._statements(names), type_ignores=[])
-            self._reached[names] = ast.unparse(tree), imports_of(tree, self._name, self._is_package)
+            self._reached[names] = canonical_source(tree), imports_of(tree, self._name, self._is_package)
         return self._reached[names]
 
 
@@ -207,6 +207,24 @@ def normalised(tree: ast.Module) -> ast.Module:
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             node.body = [statement for statement in node.body if not _is_inert(statement)] or [ast.Pass()]
     return tree
+
+
+def canonical_source(tree: ast.AST) -> str:
+    """The tree as text that is the same in every version of Python (that of `ast.unparse` is not)."""
+    return canonical_json(_plain(tree))
+
+
+def _plain(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_plain(item) for item in node]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = dict(ast.iter_fields(node))
+    if isinstance(node, ast.JoinedStr):  # some versions end a format with an empty text
+        fields["values"] = [part for part in node.values if getattr(part, "value", None) != ""]
+    # Newer versions have more fields, empty in what older ones can read; ctx and kind say nothing more.
+    kept = {name: value for name, value in fields.items() if name not in ("ctx", "kind") and value not in (None, [])}
+    return [type(node).__name__, *([name, _plain(kept[name])] for name in sorted(kept))]
 
 
 def _is_inert(statement: ast.stmt) -> bool:

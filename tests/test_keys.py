@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import enum
 import functools
 import linecache
+import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,7 @@ import repro
 from repro import keys, sources
 from repro.errors import UserError
 from repro.keys import describe, identify
-from repro.provenance import canonical_json
+from repro.provenance import canonical_json, sha256_text
 
 
 def cell(source: str, number: list[int] = [0]) -> dict[str, Any]:  # noqa: B006 - counts the cells
@@ -295,3 +299,37 @@ def test_the_real_package_can_be_read_whole() -> None:
     }
     roots = frozenset((name.removesuffix(".__init__"), "") for name in names)
     assert {"repro.keys", "repro.sources"} <= set(sources.Sources().reached(roots))
+
+
+SNIPPET = r"""
+@cached
+def f(x: int = 1, *, y=None, **z) -> str:
+    'Dropped.'
+    # dropped
+    a, (b, c) = x, [1.50, 'é', b"\x00", ..., 1_000, None, True]
+    return f"{x!r:>{y}}" f"{a}" 'tail' if not x else f'{b:{c}} {"quoted"}' "end"
+"""
+
+
+def test_the_text_of_a_source_is_the_same_in_every_version_of_python() -> None:
+    """Else figures made with one version would carry other hashes than those made with another."""
+    program = (
+        "import ast, hashlib, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from pathlib import Path\n"
+        "from repro.sources import canonical_source, normalised\n"
+        "texts = [sys.argv[2], *(path.read_text('utf-8') for path in sorted(Path(sys.argv[1], 'repro').rglob('*.py')))]\n"
+        "print([hashlib.sha256(canonical_source(normalised(ast.parse(text))).encode()).hexdigest() for text in texts])"
+    )
+    outputs = {}
+    for version in ("3.11", "3.12", "3.13"):
+        candidates = [shutil.which(f"python{version}"), *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python3"))]
+        for python in filter(None, [*candidates, sys.executable]):
+            done = subprocess.run(
+                [python, "-I", "-c", program, str(Path(repro.__file__).parent.parent), SNIPPET], capture_output=True, text=True
+            )
+            if done.returncode == 0:
+                outputs[python] = done.stdout
+    assert len(outputs) >= 1 and len(set(outputs.values())) == 1, outputs
+    text = sources.canonical_source(sources.normalised(ast.parse(SNIPPET)))
+    assert sha256_text(text).startswith("78c91897"), "every figure's code_hash would change"
+    assert "ropped" not in text
