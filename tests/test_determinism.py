@@ -9,7 +9,7 @@ import pytest
 from fake_project import FakeProject
 
 WAYS = ("one worker", "two workers, backwards")
-CHEAPEST = ("fig01_memory", "fig05_block_tables", "fig11_workloads", "fig18b_block_size", "fig19_preemption")
+CHEAPEST = ("fig01_memory", "fig05_block_tables", "fig18b_block_size")
 
 
 @pytest.fixture(autouse=True)
