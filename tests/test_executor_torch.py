@@ -382,7 +382,7 @@ def test_nothing_leaks_over_10000_requests_of_all_kinds():
         executor.finished.clear()
         gc.collect()
         # Nodes of context variables are left out: torch's config.patch keeps one for every forward pass.
-        return sum("hamt" not in type(thing).__name__ for thing in gc.get_objects())
+        return len(gc.get_objects())
 
     scheduler, executor = build("opt", slots=160, cpu_slots=512)
     counts = []

@@ -34,6 +34,8 @@ def main() -> int:
     parser.add_argument("--dtype", help="default: float16 on a GPU, float32 on a CPU")
     parser.add_argument("--kv-slots", type=int, help="pool in tokens (default: Table 1's for OPT-13B; 4096 on a CPU)")
     parser.add_argument("--systems", nargs="+", choices=sorted(SYSTEMS), default=list(SYSTEMS), metavar="SYSTEM")
+    parser.add_argument("--also-code", nargs="+", default=[], metavar="HASH",
+                        help="let rows measured by earlier code count, too (the column `code` says by which)")
     parser.add_argument("--commit", help="the code's commit, where git cannot tell it")
     options = parser.parse_args()
     budget_s, on_gpu = seconds_of(options.budget), options.device == "cuda"
@@ -51,7 +53,7 @@ def main() -> int:
 
     setting = {"model": model, "dtype": dtype, "kv_slots": kv_slots}
     code = sha256_text(canonical_json([setting, keys.identify(calibrate.cells, {}).code]))
-    rows = plan.Rows(options.out / plan.ROWS, code)
+    rows = plan.Rows(options.out / plan.ROWS, code, options.also_code)
     bench = Bench(model, kv_slots, options.device, dtype)
     print(f"{bench.device_name}, {model} in {dtype}: {bench.num_blocks} blocks; ready after {bench.boot_s:.0f} s", flush=True)
     manifest = {**machine(), "device": bench.device_name, "cuda": torch.version.cuda, **setting, "boot_s": round(bench.boot_s, 1),

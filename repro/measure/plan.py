@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -85,14 +85,14 @@ def steps(bench: Bench, rows: Rows, timing: dict[str, Timing], systems: tuple[st
 
 
 class Rows:
-    """The rows file: `code` is the hash of what measures, and rows of other code do not count."""
+    """The rows file: `code` is the hash of what measures. Rows of other code do not count, unless it is named in `also`."""
 
-    def __init__(self, path: Path, code: str) -> None:
+    def __init__(self, path: Path, code: str, also: Collection[str] = ()) -> None:
         self.path, self.code = path, code
         self.rows: list[dict[str, Any]] = []
         if path.is_file():
             with path.open(newline="", encoding="utf-8") as file:
-                self.rows = [row for row in csv.DictReader(file) if row["code"] == code]
+                self.rows = [row for row in csv.DictReader(file) if row["code"] in (code, *also)]
 
     def find(self, key: str) -> dict[str, Any] | None:
         return next((row for row in self.rows if row["key"] == key), None)

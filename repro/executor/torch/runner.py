@@ -95,6 +95,9 @@ class ModelRunner:
         self._row_buckets = tuple(size for size in ROW_BUCKETS if size < max_rows) + (min(max_rows, ROW_BUCKETS[-1]),)
         largest = MixedShape.bucket(self._row_buckets[-1], TOKEN_BUCKETS[-1], 0)
         self._packed = torch.zeros(largest.size, dtype=torch.int64, device=device)
+        # Without duck shaping, sizes that happen to be equal once are not taken to be equal ever after. Made once: each
+        # patch leaves a context variable behind.
+        self._sizes_apart = torch.fx.experimental._config.patch(use_duck_shape=False)
         self._mixed_logits: Tensor | None = None  # one buffer for all graphs
 
     def _upload(self, array: np.ndarray) -> Tensor:
@@ -211,8 +214,7 @@ class ModelRunner:
     def _forward(
         self, token_ids: Tensor, positions: Tensor, paged: PagedInputs, keep: Tensor | int
     ) -> Tensor:
-        # Without duck shaping, sizes that happen to be equal once are not taken to be equal ever after.
-        with torch.fx.experimental._config.patch(use_duck_shape=False):
+        with self._sizes_apart:
             return self.loaded.model(
                 input_ids=token_ids[None],
                 position_ids=positions[None],
