@@ -1,14 +1,16 @@
-"""`repro diff A B`: which numbers moved between two runs, by how much, against what the seeds differ by anyway.
+"""`repro diff A B`: which numbers moved between two runs, by how much, against what the seeds differ by
+anyway.
 
-A run is a file of rows, a folder of results or of figures, or a commit whose figures are kept with it. Rows of two runs belong
-together when everything is equal in them that describes rather than measures: columns are taken as describing while
-their values recur in the other run. Numbers are compared as means over seeds; the yardstick is the range over the
-seeds. This module knows no experiment: rows and columns are all it sees.
+A run is a file of rows, a folder of results or of figures, or a commit whose figures are kept with it. Rows
+of two runs belong together when everything is equal in them that describes rather than measures: columns are
+taken as describing while their values recur in the other run. Numbers are compared as means over seeds; the
+yardstick is the range over the seeds. This module knows no experiment: rows and columns are all it sees.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +32,8 @@ SAME = 1e-9
 
 @dataclass(frozen=True)
 class Moved:
-    """One number, as means over seeds; `spread` is the range over the seeds in the run where it is wider, None without seeds."""
+    """One number, as means over seeds; `spread` is the range over the seeds in the run where it is wider,
+    None without seeds."""
 
     column: str
     where: str
@@ -53,7 +56,8 @@ class Moved:
 
 @dataclass(frozen=True)
 class Difference:
-    """How two runs of one experiment differ. `told` are lines about rows and texts that have no counterpart."""
+    """How two runs of one experiment differ. `told` are lines about rows and texts that have no
+    counterpart."""
 
     keys: list[str]
     matched: int
@@ -81,17 +85,27 @@ def first_difference(a: pd.DataFrame, b: pd.DataFrame) -> str:
     """The first place where two tables differ, in words."""
     if list(a.columns) != list(b.columns):
         return f"the columns are {', '.join(map(str, a.columns))} and {', '.join(map(str, b.columns))}"
-    for number, (row, other) in enumerate(zip(a.itertuples(index=False), b.itertuples(index=False), strict=False), start=1):
+    for number, (row, other) in enumerate(
+        zip(a.itertuples(index=False), b.itertuples(index=False), strict=False), start=1
+    ):
         for column, theirs, ours in zip(a.columns, row, other, strict=True):
             if theirs != ours and not (_is_missing(theirs) and _is_missing(ours)):
                 return f"{column} of row {number} is {theirs!r} kept and {ours!r} now"
-    return f"there are {len(a)} rows kept and {len(b)} now" if len(a) != len(b) else "only in how values are written"
+    return (
+        f"there are {len(a)} rows kept and {len(b)} now"
+        if len(a) != len(b)
+        else "only in how values are written"
+    )
 
 
 def compare(a: pd.DataFrame, b: pd.DataFrame) -> Difference:
     """What moved from `a` to `b`."""
-    told = [f"column {name} is only in {side}" for side, one, other in (("A", a, b), ("B", b, a))
-            for name in one.columns if name not in other.columns]
+    told = [
+        f"column {name} is only in {side}"
+        for side, one, other in (("A", a, b), ("B", b, a))
+        for name in one.columns
+        if name not in other.columns
+    ]
     shared = [name for name in a.columns if name in b.columns]
     keys = _keys(a[shared], b[shared])
     a, b = _numbered(a[shared], keys), _numbered(b[shared], keys)
@@ -116,7 +130,9 @@ def _changed_texts(both: pd.DataFrame, column: str, keys: list[str]) -> list[str
         return []
     first = changed.iloc[0]
     before, after = (str(first[name])[:24] for name in (column, f"{column} of b"))
-    return [f"{column} differs in {len(changed)} rows, the first {before!r} -> {after!r} with {_where(first, keys)}"]
+    return [
+        f"{column} differs in {len(changed)} rows, the first {before!r} -> {after!r} with {_where(first, keys)}"
+    ]
 
 
 def _moved(both: pd.DataFrame, keys: list[str], values: list[str]) -> Iterator[Moved]:
@@ -127,7 +143,9 @@ def _moved(both: pd.DataFrame, keys: list[str], values: list[str]) -> Iterator[M
     for _, group in groups:
         seeds = len(group) if "seed" in keys else 1
         for column in values:
-            pair = pd.DataFrame({"a": pd.to_numeric(group[column]), "b": pd.to_numeric(group[f"{column} of b"])})
+            pair = pd.DataFrame(
+                {"a": pd.to_numeric(group[column]), "b": pd.to_numeric(group[f"{column} of b"])}
+            )
             if (pair["a"].isna() != pair["b"].isna()).any():
                 yield Moved(column, _where(group.iloc[0], fixed), pair["a"].mean(), pair["b"].mean(), None)
                 continue
@@ -140,12 +158,12 @@ def _moved(both: pd.DataFrame, keys: list[str], values: list[str]) -> Iterator[M
 
 def _importance(moved: Moved) -> tuple[bool, float]:
     size = abs(moved.after - moved.before) / (abs(moved.before) or 1.0)
-    return not moved.beyond, -size if size == size else float("-inf")
+    return not moved.beyond, -size if not math.isnan(size) else float("-inf")
 
 
 def _keys(a: pd.DataFrame, b: pd.DataFrame) -> list[str]:
-    """The columns that say which row is which: the seed, and from the left (what is given stands before what is measured) as
-    many others as it takes."""
+    """The columns that say which row is which: the seed, and from the left (what is given stands before what
+    is measured) as many others as it takes."""
     candidates = [name for name in a.columns if name not in _ABOUT and _recurs(a[name], b[name])]
     keys = ["seed"] if "seed" in candidates else []
 
@@ -180,7 +198,7 @@ def _is_number(a: pd.Series, b: pd.Series) -> bool:
 
 
 def _is_missing(value: Any) -> bool:
-    return value is None or value != value
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _where(row: pd.Series, keys: list[str]) -> str:
@@ -191,7 +209,8 @@ def _where(row: pd.Series, keys: list[str]) -> str:
 
 
 def rows_of(named: str) -> dict[str, pd.DataFrame]:
-    """Experiment -> rows. `named` is a file of rows, a folder with results or figures, or a commit of this checkout."""
+    """Experiment -> rows. `named` is a file of rows, a folder with results or figures, or a commit of this
+    checkout."""
     path = Path(named)
     if path.is_file():
         name = path.resolve().parent.name if path.name == "rows.csv" else path.stem
@@ -203,7 +222,9 @@ def rows_of(named: str) -> dict[str, pd.DataFrame]:
     else:
         rows = _rows_of_commit(named)
     if not rows:
-        raise UserError(f"{named} holds no rows: name a rows.csv, a folder of results or figures, or a commit with figures")
+        raise UserError(
+            f"{named} holds no rows: name a rows.csv, a folder of results or figures, or a commit with figures"
+        )
     return rows
 
 
@@ -216,8 +237,15 @@ def _rows_of_commit(named: str) -> dict[str, pd.DataFrame]:
     listing = _git(folder, "ls-tree", "--name-only", "-z", "--end-of-options", named, "./")
     if listing is None:
         raise UserError(f"{named!r} is neither a file, a folder nor a commit of this checkout")
-    files = [PurePosixPath(name) for name in listing.decode("utf-8", "replace").split("\0") if name.endswith(".csv")]
-    return {file.stem: read_rows(_git(folder, "show", "--end-of-options", f"{named}:./{file.name}") or b"") for file in files}
+    files = [
+        PurePosixPath(name)
+        for name in listing.decode("utf-8", "replace").split("\0")
+        if name.endswith(".csv")
+    ]
+    return {
+        file.stem: read_rows(_git(folder, "show", "--end-of-options", f"{named}:./{file.name}") or b"")
+        for file in files
+    }
 
 
 def _git(folder: Path, *arguments: str) -> bytes | None:
@@ -247,8 +275,11 @@ def main(a: str, b: str, lines: int) -> int:
 
 def _tell(name: str, found: Difference, lines: int) -> None:
     beyond = sum(moved.beyond for moved in found.moved)
-    print(f"{name}: {found.matched} rows matched by {', '.join(found.keys) or 'their order'}; {len(found.moved)} numbers moved, "
-          f"{beyond} of them by more than the seeds differ")
+    print(
+        f"{name}: {found.matched} rows matched by {', '.join(found.keys) or 'their order'}; "
+        f"{len(found.moved)} numbers moved, "
+        f"{beyond} of them by more than the seeds differ"
+    )
     for line in found.told:
         print(f"  {line}")
     shown = found.moved[: lines or None]

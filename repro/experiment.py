@@ -63,7 +63,7 @@ class Point:
         return f"{getattr(self.function, '__name__', 'call')}({inner})"
 
 
-def open(stem: str, scale: str = "paper", overrides: Mapping[str, Any] | None = None) -> Run:  # noqa: A001
+def open(stem: str, scale: str = "paper", overrides: Mapping[str, Any] | None = None) -> Run:
     """The experiment `stem` with the parameters of its file, the scale's changes and the given overrides.
 
     Raises UserError for an unknown experiment or scale, and for an unknown or mistyped parameter in any of
@@ -178,8 +178,8 @@ class Run:
             for file_format in provenance.FIGURE_FORMATS:
                 content = provenance.figure_bytes(figure, file_format, carried)
                 write_atomically(self.folders.figures / f"{name}.{file_format}", content)
-            beside = {**carried, "rows": rows_file, "cheap": self._is_cheap(), "parameters": self._parameters()}
-            write_atomically(self.folders.figures / f"{name}.json", provenance.pretty_json(beside))
+            kept = {"rows": rows_file, "cheap": self._is_cheap(), "parameters": self._parameters()}
+            write_atomically(self.folders.figures / f"{name}.json", provenance.pretty_json({**carried, **kept}))
         self._update_manifest(figures={name: about["rows_hash"] for name in sorted(figures)})
         return figures
 
@@ -192,7 +192,8 @@ class Run:
         from repro import claims
 
         judgements = self.study.judge(rows, self.params)
-        with locked(self.folders.points / ".cache" / "claims.lock", wait=True):  # the ledger is read, changed and written
+        # The ledger is read, changed and written: two runs at once must take turns.
+        with locked(self.folders.points / ".cache" / "claims.lock", wait=True):
             return claims.record(judgements, experiment=self.stem, directory=self.folders.figures)
 
     @property

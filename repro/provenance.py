@@ -130,8 +130,9 @@ def machine() -> dict[str, Any]:
 def figure_bytes(figure: Figure, file_format: str, embedded: Mapping[str, Any]) -> bytes:
     """The figure as a PNG or SVG file that carries `embedded`; equal figures give equal bytes.
 
-    Its layout is settled once and then kept: laid out anew for each file, axes move by fractions of a pixel. And it is
-    rounded: the solver's last digits depend on where objects lie in memory, and an SVG's names on all digits.
+    Its layout is settled once and then kept: laid out anew for each file, axes move by fractions of a pixel.
+    And it is rounded: the solver's last digits depend on where objects lie in memory, and an SVG's names on
+    all digits.
     """
     import matplotlib
 

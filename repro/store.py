@@ -53,10 +53,11 @@ def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
 
 @contextmanager
 def locked(path: Path, wait: bool, about: str = "") -> Iterator[None]:
-    """Hold the lock file `path`, which goes with the process however it ends; `about` says in it who holds it.
+    """Hold the lock file `path`, which goes with the process however it ends; `about` says in it who holds
+    it.
 
-    With `wait` until another holder is done; else UserError that names the holder. Where the file system has no locks it
-    holds nothing: points are safe without, only summaries of two runs at once may then mix.
+    With `wait` until another holder is done; else UserError that names the holder. Where the file system has
+    no locks it holds nothing: points are safe without, only summaries of two runs at once may then mix.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,10 @@
 """Checking that a figure, the rows it claims to show, and the code and parameters of today belong together.
 
-A figure carries the hashes of its rows, parameters and computing code, and so does the sidecar beside it. Parameters and code
-are hashed again from the checkout; the rows beside the figure, and those in results/ if they are there, are compared with
-what it carries; the figure is drawn again from its rows and must come out byte for byte. What computes for seconds
-only is computed again, too; the rest on request. What cannot be checked is said, never passed.
+A figure carries the hashes of its rows, parameters and computing code, and so does the sidecar beside it.
+Parameters and code are hashed again from the checkout; the rows beside the figure, and those in results/ if
+they are there, are compared with what it carries; the figure is drawn again from its rows and must come out
+byte for byte. What computes for seconds only is computed again, too; the rest on request. What cannot be
+checked is said, never passed.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Again:
 
 
 def problems_of_figure(path: Path) -> list[str]:
-    """What does not match among a figure, its sidecar and rows, and the checkout, the first difference first."""
+    """What does not match among a figure, its sidecar and rows, and the checkout, the first difference
+    first."""
     embedded = read_embedded(path)
     stem, scale = embedded.get("experiment"), embedded.get("scale")
     run = experiment.open(stem, scale)
@@ -101,8 +103,9 @@ def _variant(path: Path, scale: str | None) -> str | None:
 
 
 def made_again(path: Path, recompute: bool) -> Again | None:
-    """The figure's experiment once more: computed in a temporary folder if that is cheap or asked for, else only drawn from
-    the rows beside the figure. None for a run with parameters of its own, and without rows."""
+    """The figure's experiment once more: computed in a temporary folder if that is cheap or asked for, else
+    only drawn from the rows beside the figure. None for a run with parameters of its own, and without
+    rows."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,10 +1,12 @@
-"""The same experiments computed and drawn in several ways: rows, figures, sidecars and verdicts must be the same bytes.
+"""The same experiments computed and drawn in several ways: rows, figures, sidecars and verdicts must be the
+same bytes.
 
     python tests/determinism.py [--scale paper] [--only NAME ...]
 
-The ways differ in worker processes, hash seed, locale, time zone and the order of experiments and of points. One more stands for
-another type of processor: NumPy and OpenBLAS are kept from using the newer instructions that this one has; there values may
-differ by 1e-9. `make determinism` does all experiments at SCALE=smoke; the suite does the cheapest.
+The ways differ in worker processes, hash seed, locale, time zone and the order of experiments and of points.
+One more stands for another type of processor: NumPy and OpenBLAS are kept from using the newer instructions
+that this one has; there values may differ by 1e-9. `make determinism` does all experiments at SCALE=smoke;
+the suite does the cheapest.
 """
 
 from __future__ import annotations
@@ -74,19 +76,35 @@ def files(folder: Path) -> dict[str, bytes]:
             continue
         content = path.read_bytes()
         if path.suffix == ".json" and path.name != "claims.json":
-            content = json.dumps({name: value for name, value in json.loads(content).items() if name != "cheap"}).encode()
+            content = json.dumps(
+                {name: value for name, value in json.loads(content).items() if name != "cheap"}
+            ).encode()
         found[str(path.relative_to(folder))] = content
     return found
 
 
 def run_way(name: str, folder: Path, stems: Sequence[str], scale: str) -> None:
-    environ = {key: value for key, value in os.environ.items() if not key.startswith(("LC_", "LANG", "REPRO_VARIANT"))}
+    environ = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("LC_", "LANG", "REPRO_VARIANT"))
+    }
     prepare_environment(environ)
     search = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH")]))
-    environ |= {"REPRO_RESULTS_DIR": str(folder), "REPRO_FIGURES_DIR": str(folder / "figures"), "PYTHONPATH": search}
+    environ |= {
+        "REPRO_RESULTS_DIR": str(folder),
+        "REPRO_FIGURES_DIR": str(folder / "figures"),
+        "PYTHONPATH": search,
+    }
     arguments = [sys.executable, __file__, "--scale", scale, "--only", *stems, "--work"]
     done = subprocess.run(
-        arguments, env=environ | WAYS[name], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        arguments,
+        env=environ | WAYS[name],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise AssertionError(f"{name}: ended with {done.returncode}\n{done.stdout[-3000:]}")
@@ -128,7 +146,13 @@ def main(arguments: Sequence[str] | None = None, ways: Sequence[str] = tuple(WAY
             run_way(name, mine, stems, options.scale)
             found = differences(Path(folder, "0"), mine, name == CLOSE) if number else []
             equal = "equal to 1e-9" if name == CLOSE else f"{len(files(mine))} files, equal bytes"
-            said = ("different: " + "; ".join(found[:8])) if found else equal if number else f"{len(files(mine))} files"
+            said = (
+                ("different: " + "; ".join(found[:8]))
+                if found
+                else equal
+                if number
+                else f"{len(files(mine))} files"
+            )
             print(f"{name}: {said} ({time.monotonic() - start:.0f} s)", flush=True)
             wrong += bool(found)
     return wrong

@@ -2,10 +2,10 @@
 
     python tests/fuzz.py --runs 20000 --seed 0
 
-A run's number is its seed: it decides the system, the pool (from one block up), the block size, the caps, the swap space, the way
-of decoding, preempting and batching, and the requests, some of which can never fit. The shadow store (shadow.py) and the
-replay of the event log (event_log.py) check it after every step. A run that fails is made as small as it can be and printed
-as a `Case` that a regression test can hold.
+A run's number is its seed: it decides the system, the pool (from one block up), the block size, the caps, the
+swap space, the way of decoding, preempting and batching, and the requests, some of which can never fit. The
+shadow store (shadow.py) and the replay of the event log (event_log.py) check it after every step. A run that
+fails is made as small as it can be and printed as a `Case` that a regression test can hold.
 """
 
 from __future__ import annotations
@@ -214,7 +214,8 @@ class CheckedEngine(Engine):
 
 
 def run(case: Case) -> Counter[str]:
-    """One run, checked at every step; what happened in it. AssertionError, or what else a fault raises, if it fails."""
+    """One run, checked at every step; what happened in it. AssertionError, or what else a fault raises, if it
+    fails."""
     log: list[Event] = []
     shadow = Shadow(Scheduler(case.manager(), case.config(), log), case.seed, case.stop_rate, case.lookahead)
     for prefix_id, num_tokens in case.prefixes:
@@ -236,7 +237,8 @@ def run(case: Case) -> Counter[str]:
 
 
 def _is_taken(scheduler: Scheduler, request: Request) -> bool:
-    """Whether the request is taken; if it is not, nothing of it is left. The scheduler is as before in either case."""
+    """Whether the request is taken; if it is not, nothing of it is left. The scheduler is as before in either
+    case."""
     length = len(scheduler._log)
     try:
         scheduler.add(request)
@@ -260,18 +262,20 @@ def fault(case: Case) -> BaseException | None:
     """What a run fails with, if it does."""
     try:
         run(case)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever a fault raises
         return error
     return None
 
 
-def first_failure(seeds: Sequence[int], show: Callable[[Counter[str]], None] = lambda seen: None) -> Case | None:
+def first_failure(
+    seeds: Sequence[int], show: Callable[[Counter[str]], None] = lambda seen: None
+) -> Case | None:
     """The first of these runs that fails; `show` is told what happened in each that does not."""
     for seed in seeds:
         case = draw(seed)
         try:
             show(run(case))
-        except Exception:
+        except Exception:  # noqa: BLE001
             return case
     return None
 
@@ -279,7 +283,9 @@ def first_failure(seeds: Sequence[int], show: Callable[[Counter[str]], None] = l
 def smallest(case: Case, fails: Callable[[Case], bool] = lambda case: fault(case) is not None) -> Case:
     """A case that still fails and of which no part can be left out or made smaller."""
     while True:
-        smaller = next((candidate for candidate in _simpler(case) if _is_sound(candidate) and fails(candidate)), None)
+        smaller = next(
+            (candidate for candidate in _simpler(case) if _is_sound(candidate) and fails(candidate)), None
+        )
         if smaller is None:
             return case
         case = smaller
@@ -303,7 +309,9 @@ def _simpler(case: Case) -> Iterator[Case]:
     for index, ask in enumerate(asks):
         for name, least in (("n", 1), ("prompt", 1), ("output", 1), ("arrival", 0)):
             for value in _lower(getattr(ask, name), least):
-                changed = replace(ask, **{name: value}, **({"beam": False} if (name, value) == ("n", 1) else {}))
+                changed = replace(
+                    ask, **{name: value}, **({"beam": False} if (name, value) == ("n", 1) else {})
+                )
                 yield replace(case, asks=(*asks[:index], changed, *asks[index + 1 :]))
         for changes in ({"beam": False}, {"prefix": None}):
             if getattr(ask, next(iter(changes))):
@@ -316,10 +324,24 @@ def _simpler(case: Case) -> Iterator[Case]:
     for index in range(len(case.prefixes)):
         yield replace(case, prefixes=case.prefixes[:index] + case.prefixes[index + 1 :])
     usual = Case(asks)
-    for name in ("stop_rate", "watermark", "max_num_batched_tokens", "max_num_seqs", "preemption", "batching"):
+    for name in (
+        "stop_rate",
+        "watermark",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "preemption",
+        "batching",
+    ):
         if getattr(case, name) != getattr(usual, name):
             yield replace(case, **{name: getattr(usual, name)})
-    for name, least in (("lookahead", 1), ("block_size", 1), ("num_blocks", 1), ("max_model_len", 2), ("cpu_blocks", 0), ("seed", 0)):
+    for name, least in (
+        ("lookahead", 1),
+        ("block_size", 1),
+        ("num_blocks", 1),
+        ("max_model_len", 2),
+        ("cpu_blocks", 0),
+        ("seed", 0),
+    ):
         for value in _lower(getattr(case, name), least):
             yield replace(case, **{name: value})
 
@@ -354,7 +376,10 @@ def main(arguments: list[str] | None = None) -> int:
     if found is None:
         return 0
     least = smallest(found)
-    print(f"run {found.seed} fails; again: python tests/fuzz.py --runs 1 --seed {found.seed}\nas small as it gets:\n{least}")
+    print(
+        f"run {found.seed} fails; again: python tests/fuzz.py --runs 1 --seed {found.seed}\n"
+        f"as small as it gets:\n{least}"
+    )
     traceback.print_exception(fault(least))
     return 1
 

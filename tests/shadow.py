@@ -279,7 +279,9 @@ class Shadow:
             assert self.manager.num_free_blocks >= self.manager.watermark_blocks
         out = [_arrival(group) for group in itertools.chain(scheduler.waiting, scheduler.swapped)]
         for group in started:  # first come, first served
-            assert group.num_preemptions or all(_arrival(group) < other for other in out), "somebody is overtaken"
+            assert group.num_preemptions or all(_arrival(group) < other for other in out), (
+                "somebody is overtaken"
+            )
 
     def _check_ended(self, held: set[SequenceGroup], ended: list[SequenceGroup]) -> None:
         """What returns is what is done, exactly at its length; a static batch returns together."""

@@ -1,7 +1,9 @@
-"""Whatever a user hands in: it is taken, or refused with one line and exit code 2, and then nothing is written or computed.
+"""Whatever a user hands in: it is taken, or refused with one line and exit code 2, and then nothing is
+written or computed.
 
-Random command lines, environment variables, parameter files, lengths and data sets. Known malformed ones have their own messages
-in test_cli.py, test_parameters.py, test_workloads.py, test_workloads_hub.py and test_llm.py (model folders, pickles).
+Random command lines, environment variables, parameter files, lengths and data sets. Known malformed ones have
+their own messages in test_cli.py, test_parameters.py, test_workloads.py, test_workloads_hub.py and
+test_llm.py (model folders, pickles).
 """
 
 from __future__ import annotations
@@ -45,7 +47,19 @@ odd = st.sampled_from(
 values = odd | texts
 commands = st.sampled_from(["reproduce", "run", "list", "verify", "diff", "page", "nothing"])
 options = st.sampled_from(
-    ["--only", "--scale", "--lengths", "--jobs", "-p", "--variant", "--recompute", "--lines", "--help", "tiny", "experiments"]
+    [
+        "--only",
+        "--scale",
+        "--lengths",
+        "--jobs",
+        "-p",
+        "--variant",
+        "--recompute",
+        "--lines",
+        "--help",
+        "tiny",
+        "experiments",
+    ]
 )
 
 patient = settings(
@@ -68,7 +82,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProject:
 
 
 def files(folder: Path) -> set[Path]:
-    return {path for path in folder.parent.rglob("*") if ".cache" not in path.parts and "__pycache__" not in path.parts}
+    return {
+        path
+        for path in folder.parent.rglob("*")
+        if ".cache" not in path.parts and "__pycache__" not in path.parts
+    }
 
 
 def is_handled(arguments: list[str], project: FakeProject, changes: dict[str, str] | None = None) -> None:
@@ -108,7 +126,11 @@ def test_any_command_line(project: FakeProject, command: list[str], rest: list[s
 
 
 @patient
-@given(st.sampled_from((["reproduce"], ["run", "tiny"], ["verify"], ["list"])), st.sampled_from(VARIABLES), values)
+@given(
+    st.sampled_from((["reproduce"], ["run", "tiny"], ["verify"], ["list"])),
+    st.sampled_from(VARIABLES),
+    values,
+)
 @example(["reproduce"], "REPRO_ROOT", "x" * 5000)
 @example(["reproduce"], "REPRO_RESULTS_DIR", "x" * 5000)
 @example(["reproduce"], "REPRO_RESULTS_DIR", "/dev/null")
@@ -121,7 +143,10 @@ def test_any_environment_variable(project: FakeProject, command: list[str], name
 
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6)
-trees = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3))
+trees = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+)
 
 
 @patient
@@ -137,9 +162,16 @@ def test_any_parameter_file(project: FakeProject, data: st.DataObject) -> None:
     elif kind == "tree":
         names = st.sampled_from(("rates", "seeds", "fault", "sleep", "lengths", "other"))
         section = st.dictionaries(names, trees, max_size=3)
-        content = json.dumps({"title": "t", "params": data.draw(section), "smoke": data.draw(section)}).encode()
+        content = json.dumps(
+            {"title": "t", "params": data.draw(section), "smoke": data.draw(section)}
+        ).encode()
     else:
-        content = b"title: t\nparams:\n  rates: [" + b"1, " * 20_000 + b"1" + data.draw(st.sampled_from((b"]", b"", b"]]")))
+        content = (
+            b"title: t\nparams:\n  rates: ["
+            + b"1, " * 20_000
+            + b"1"
+            + data.draw(st.sampled_from((b"]", b"", b"]]")))
+        )
     project.parameter_file.write_bytes(content)
     for scale in experiment.SCALES:
         try:
@@ -156,7 +188,9 @@ ODD_VALUES: tuple[object, ...] = (
 
 
 @pytest.mark.parametrize("stem", sorted(path.stem for path in (ROOT / "experiments").glob("*.yaml")))
-def test_any_value_of_any_parameter_of_the_real_experiments(stem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_value_of_any_parameter_of_the_real_experiments(
+    stem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Taken or refused with a UserError, before anything is computed."""
     for name in ("REPRO_ROOT", "REPRO_STUDIES", "REPRO_VARIANT"):
         monkeypatch.delenv(name, raising=False)
@@ -174,7 +208,10 @@ csv_lines = st.text("0123456789,;.\"' \n\r\tprompt_tokensoutputé-\0", max_size=
 
 
 @settings(patient, max_examples=200)
-@given(st.binary(max_size=40) | st.builds(lambda text: ("prompt_tokens,output_tokens\n" + text).encode(), csv_lines))
+@given(
+    st.binary(max_size=40)
+    | st.builds(lambda text: ("prompt_tokens,output_tokens\n" + text).encode(), csv_lines)
+)
 def test_any_lengths_file(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / f"{abs(hash(content))}.csv"
     path.write_bytes(content)
@@ -192,11 +229,16 @@ def test_any_lengths_file(tmp_path: Path, content: bytes) -> None:
     st.binary(max_size=30)
     | st.builds(lambda tree: json.dumps(tree, allow_nan=True).encode(), trees)
     | st.builds(
-        lambda tree: json.dumps([{"conversations": tree}, {"instruction": tree, "input": "", "output": tree}]).encode(), trees
+        lambda tree: json.dumps(
+            [{"conversations": tree}, {"instruction": tree, "input": "", "output": tree}]
+        ).encode(),
+        trees,
     ),
     st.sampled_from(("sharegpt", "alpaca")),
 )
-def test_any_data_set_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, content: bytes, workload: str) -> None:
+def test_any_data_set_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, content: bytes, workload: str
+) -> None:
     pytest.importorskip("datasets")
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     path = tmp_path / f"data{suffix}"
@@ -209,9 +251,14 @@ def test_any_data_set_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suff
 
 def test_yaml_of_a_megabyte_and_bombs_are_refused_soon(project: FakeProject) -> None:
     bomb = "title: t\nparams:\n  a: &a [1, 1]\n" + "".join(
-        f"  {name}: &{name} [{', '.join([f'*{last}'] * 9)}]\n" for last, name in zip("abcdefghijkl", "bcdefghijklm")
+        f"  {name}: &{name} [{', '.join([f'*{last}'] * 9)}]\n"
+        for last, name in zip("abcdefghijkl", "bcdefghijklm")
     )
-    for text in (bomb, "title: t\nparams: {rates: [" + "9" * 1_000_000 + "]}", "title: " + "x" * 1_000_000 + "\nparams: 3"):
+    for text in (
+        bomb,
+        "title: t\nparams: {rates: [" + "9" * 1_000_000 + "]}",
+        "title: " + "x" * 1_000_000 + "\nparams: 3",
+    ):
         project.parameter_file.write_text(text)
         with pytest.raises(UserError) as caught:
             experiment.open("tiny")

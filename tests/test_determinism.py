@@ -1,4 +1,5 @@
-"""The cheapest experiments in two ways, and that a difference is noticed; `make determinism` does all, in three ways."""
+"""The cheapest experiments in two ways, and that a difference is noticed; `make determinism` does all, in
+three ways."""
 
 from __future__ import annotations
 

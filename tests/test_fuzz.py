@@ -1,4 +1,5 @@
-"""A few hundred random runs of the whole engine (fuzz.py; `make fuzz` makes many more), and that the search finds and shrinks."""
+"""A few hundred random runs of the whole engine (fuzz.py; `make fuzz` makes many more), and that the search
+finds and shrinks."""
 
 from __future__ import annotations
 
@@ -18,7 +19,19 @@ def test_random_runs_of_the_whole_engine() -> None:
     if failing is not None:
         least = smallest(failing)
         raise AssertionError(f"run {failing.seed}, as small as it gets: {least}") from fault(least)
-    for what in ("preempt", "recompute", "swap_in", "copy", "fork", "share", "cached", "stop", "held", "together", "one block"):
+    for what in (
+        "preempt",
+        "recompute",
+        "swap_in",
+        "copy",
+        "fork",
+        "share",
+        "cached",
+        "stop",
+        "held",
+        "together",
+        "one block",
+    ):
         assert seen[what] >= 50, f"hardly any {what}: these runs test less than they should"
     assert seen["refused"] < seen["finish"] / 2
 
@@ -26,12 +39,13 @@ def test_random_runs_of_the_whole_engine() -> None:
 def test_a_number_is_a_run() -> None:
     assert draw(7) == draw(7) != draw(8)
     assert run(draw(7)) == run(draw(7))
-    assert eval(repr(draw(7))) == draw(7)  # noqa: S307 - what is printed can be pasted into a test
+    assert eval(repr(draw(7))) == draw(7)
 
 
 def test_swap_space_may_hold_more_than_the_pool_itself() -> None:
-    """Eight requests that grow together on 24 one-slot blocks: those driven out take 40 blocks of CPU memory, in turn
-    admitted because they were short. So swap space is bounded by what is configured, not by the pool."""
+    """Eight requests that grow together on 24 one-slot blocks: those driven out take 40 blocks of CPU memory,
+    in turn admitted because they were short. So swap space is bounded by what is configured, not by the
+    pool."""
     asks = (Ask(1, 22),) * 8
     assert run(Case(asks, num_blocks=24, cpu_blocks=200, preemption="swap"))["swapped above the pool"]
     little = run(Case(asks, num_blocks=24, cpu_blocks=10, preemption="swap"))
@@ -51,6 +65,6 @@ def test_a_fault_is_found_and_made_small(
     assert main(["--runs", "200"]) == 1
     output = capsys.readouterr()
     assert "again: python tests/fuzz.py --runs 1 --seed" in output.out and "Traceback" in output.err
-    least = eval(output.out.splitlines()[-1])  # noqa: S307
+    least = eval(output.out.splitlines()[-1])
     assert fault(least) is not None
     assert len(least.asks) <= 2 and sum(ask.prompt + ask.output for ask in least.asks) <= 24

@@ -1,7 +1,9 @@
-"""Runs that are killed, starved of disk, doubled, or whose clock jumps: nothing finished is lost, nothing half-written is used.
+"""Runs that are killed, starved of disk, doubled, or whose clock jumps: nothing finished is lost, nothing
+half-written is used.
 
-What one process does to its own files is tested in test_experiment.py and test_cli.py (kill -9 between points, Ctrl-C, a
-worker or a kernel that is killed, damaged files). Here are whole commands, as a user starts them.
+What one process does to its own files is tested in test_experiment.py and test_cli.py (kill -9 between
+points, Ctrl-C, a worker or a kernel that is killed, damaged files). Here are whole commands, as a user starts
+them.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProject:
 
 def command(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "repro", *arguments], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        [sys.executable, "-m", "repro", *arguments],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
     )
 
 
@@ -53,7 +58,8 @@ def is_whole(project: FakeProject) -> None:
 
 
 def test_a_command_killed_again_and_again_ends_with_the_same_bytes(project: FakeProject) -> None:
-    """kill -9 of the command at random moments; its kernel and workers follow it, and the next run goes on."""
+    """kill -9 of the command at random moments; its kernel and workers follow it, and the next run goes
+    on."""
     rng = random.Random(7)
     arguments = ("run", "tiny", "-p", "sleep=0.3")
     computed: list[str] = []
@@ -69,7 +75,13 @@ def test_a_command_killed_again_and_again_ends_with_the_same_bytes(project: Fake
     computed += project.calls()
     assert 6 <= len(computed) <= 6 + 2  # a kill costs at most the point that was in flight
     where = project.folder / "results" / "custom"
-    names = ("tiny/rows.csv", "figures/tiny.png", "figures/tiny.svg", "figures/tiny.csv", "figures/claims.json")
+    names = (
+        "tiny/rows.csv",
+        "figures/tiny.png",
+        "figures/tiny.svg",
+        "figures/tiny.csv",
+        "figures/claims.json",
+    )
     resumed = {name: (where / name).read_bytes() for name in names}
     shutil.rmtree(project.folder / "results")
     run = project.open(sleep=0.3)
@@ -79,14 +91,19 @@ def test_a_command_killed_again_and_again_ends_with_the_same_bytes(project: Fake
 
 
 def test_a_kernel_that_crashes_is_explained(project: FakeProject, capfd: pytest.CaptureFixture[str]) -> None:
-    """Papermill's own command would end with 138 and a traceback, whatever killed the kernel. (Memory: test_cli.py.)"""
+    """Papermill's own command would end with 138 and a traceback, whatever killed the kernel. (Memory:
+    test_cli.py.)"""
     project.write_notebook(
         'scale = "paper"\noverrides = {}',
         "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)",
     )
     assert main(["run", "tiny"]) == 1
     (message,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("repro: ")]
-    assert "the notebook's kernel was killed" in message and "JOBS=1" in message and "Finished points are kept" in message
+    assert (
+        "the notebook's kernel was killed" in message
+        and "JOBS=1" in message
+        and "Finished points are kept" in message
+    )
 
 
 # Two at once
@@ -105,7 +122,9 @@ def test_the_second_of_two_commands_is_refused_and_the_first_one_ends_well(
         assert main(arguments) == 2
         message = capfd.readouterr().err
         assert message.count("\n") == 1
-        assert f"another run holds {lock}: process {first.pid}, python -m repro reproduce; wait until" in message
+        assert (
+            f"another run holds {lock}: process {first.pid}, python -m repro reproduce; wait until" in message
+        )
     assert first.wait(timeout=120) == 0
     assert main(["verify", "tiny"]) == 0
 
@@ -183,7 +202,9 @@ def test_a_disk_that_fills_up(
     filler = small_disk / "filler"
     space = shutil.disk_usage(small_disk).free
     filler.write_bytes(b"\0" * (space - 5 * 4096))
-    with pytest.raises(UserError, match="cannot write to the folder .*No space left on device; free space there"):
+    with pytest.raises(
+        UserError, match="cannot write to the folder .*No space left on device; free space there"
+    ):
         run.rows()
     kept = sorted((small_disk / "results" / "tiny" / "points").glob("[0-9a-f]*.json"))
     assert 1 <= len(kept) < 6 and all(json.loads(path.read_bytes())["rows"] for path in kept)
@@ -211,7 +232,9 @@ def test_a_disk_that_is_full_when_the_notebook_is_written(
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr("papermill.execute_notebook", full)
-    with pytest.raises(UserError, match="No space left on device; make that folder writable and free space there"):
+    with pytest.raises(
+        UserError, match="No space left on device; make that folder writable and free space there"
+    ):
         notebook.execute(project.open(), {})
 
 
@@ -219,10 +242,15 @@ def test_a_disk_that_is_full_when_the_notebook_is_written(
 
 
 def test_a_clock_that_jumps_changes_nothing(project: FakeProject) -> None:
-    """Results are kept by content: files from the future or the past are as good as any, edited ones are noticed."""
+    """Results are kept by content: files from the future or the past are as good as any, edited ones are
+    noticed."""
     project.open().rows()
     project.calls()
-    files = [path for name in ("results", "experiments", "notebooks") for path in (project.folder / name).rglob("*.*")]
+    files = [
+        path
+        for name in ("results", "experiments", "notebooks")
+        for path in (project.folder / name).rglob("*.*")
+    ]
     study = Path(project.study().__file__)
     for year in (0, 2**32):
         for path in [*files, study]:
@@ -237,13 +265,21 @@ def test_a_clock_that_jumps_changes_nothing(project: FakeProject) -> None:
 
 
 def test_nothing_but_the_manifests_date_is_read_off_a_clock_that_can_jump() -> None:
-    """Durations come from the monotonic clocks; the wall clock is in the manifest (`utc`) and decides nothing."""
+    """Durations come from the monotonic clocks; the wall clock is in the manifest (`utc`) and decides
+    nothing."""
     found = []
     for path in sorted((ROOT / "repro").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 name = f"{node.value.id}.{node.attr}"
-                if name in ("time.time", "time.time_ns", "time.localtime", "datetime.now", "datetime.today", "date.today"):
+                if name in (
+                    "time.time",
+                    "time.time_ns",
+                    "time.localtime",
+                    "datetime.now",
+                    "datetime.today",
+                    "date.today",
+                ):
                     found.append((path.name, name))
     assert found == [("provenance.py", "datetime.now")]
 
@@ -257,14 +293,18 @@ def test_a_set_up_waits_for_another_one(tmp_path: Path, monkeypatch: pytest.Monk
         "bootstrap.ROOT = Path(sys.argv[1])\n"
         "with bootstrap.one_at_a_time(): print('held', flush=True); time.sleep(0.7); Path(sys.argv[1], 'done').touch()"
     )
-    other = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    other = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
     assert other.stdout.readline() == "held\n"
     with bootstrap.one_at_a_time():
         assert (tmp_path / "done").exists()
     other.wait()
 
 
-def test_points_are_safe_where_there_are_no_locks(project: FakeProject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_are_safe_where_there_are_no_locks(
+    project: FakeProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import fcntl
 
     def none(*arguments: object) -> None:

@@ -1,7 +1,8 @@
-"""Faults planted into the memory managers and the scheduler: the random runs of fuzz.py notice every one of them.
+"""Faults planted into the memory managers and the scheduler: the random runs of fuzz.py notice every one of
+them.
 
-A check that nothing can fail is no check. Each fault is one that a person could make; the search has as many runs to find it as
-the suite makes without it, and what it finds is made small.
+A check that nothing can fail is no check. Each fault is one that a person could make; the search has as many
+runs to find it as the suite makes without it, and what it finds is made small.
 """
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ def every_request_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @planted
-def a_diverged_group_shares_its_whole_prompt_when_it_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def a_diverged_group_shares_its_whole_prompt_when_it_is_computed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     layout = PagedKVCacheManager._layout
 
     def shared(self: PagedKVCacheManager, group: SequenceGroup, num_tokens: int) -> tuple[int, int, int]:
@@ -223,7 +226,9 @@ def a_preempted_request_loses_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
 def requests_end_one_token_early(monkeypatch: pytest.MonkeyPatch) -> None:
     class Early(dict):
         def pop(self, iteration: int, *default: object) -> object:
-            return super().pop(iteration + 1, *default) if default == ((),) else super().pop(iteration, *default)
+            return (
+                super().pop(iteration + 1, *default) if default == ((),) else super().pop(iteration, *default)
+            )
 
     init = Scheduler.__init__
 

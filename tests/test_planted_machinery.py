@@ -1,6 +1,7 @@
 """Faults planted into what keeps, checks and reports results: the suite's own tests notice each of them.
 
-Every entry breaks one promise and names a test that must then fail. (Faults of memory and scheduling: test_planted_faults.py.)
+Every entry breaks one promise and names a test that must then fail. (Faults of memory and scheduling:
+test_planted_faults.py.)
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import test_bad_input
@@ -24,7 +25,19 @@ import test_provenance
 import yaml
 from fake_project import FakeProject
 
-from repro import cli, environment, experiment, keys, notebook, parameters, plotting, provenance, runner, store, verify
+from repro import (
+    cli,
+    environment,
+    experiment,
+    keys,
+    notebook,
+    parameters,
+    plotting,
+    provenance,
+    runner,
+    store,
+    verify,
+)
 from repro.errors import UserError
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -40,12 +53,18 @@ def planted(test: Test) -> Callable[[Plant], Plant]:
     return keep
 
 
-@planted(lambda project, folder, patch: test_experiment.test_damaged_results_are_computed_again_and_never_used(project, "edited"))
+@planted(
+    lambda project, folder, patch: test_experiment.test_damaged_results_are_computed_again_and_never_used(
+        project, "edited"
+    )
+)
 def an_edited_result_file_is_believed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(store.PointStore, "read", lambda self, key: provenance.read_json(self.path(key)) or None)
 
 
-@planted(lambda project, folder, patch: test_experiment.test_a_full_disk_leaves_no_partial_file(folder, patch))
+@planted(
+    lambda project, folder, patch: test_experiment.test_a_full_disk_leaves_no_partial_file(folder, patch)
+)
 def files_are_written_in_place(patch: pytest.MonkeyPatch) -> None:
     def write(path: Path, content: bytes, durable: bool = True) -> None:
         with open(path, "wb") as file:
@@ -58,12 +77,20 @@ def files_are_written_in_place(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(store, "write_atomically", write)
 
 
-@planted(lambda project, folder, patch: test_experiment.test_editing_what_computes_recomputes_and_editing_what_draws_does_not(project))
+@planted(
+    lambda project, folder, patch: (
+        test_experiment.test_editing_what_computes_recomputes_and_editing_what_draws_does_not(project)
+    )
+)
 def keys_forget_the_code(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(keys._Collector, "code", lambda self: "")
 
 
-@planted(lambda project, folder, patch: test_experiment.test_a_data_file_counts_by_content_not_by_name(project, folder))
+@planted(
+    lambda project, folder, patch: test_experiment.test_a_data_file_counts_by_content_not_by_name(
+        project, folder
+    )
+)
 def a_data_file_counts_by_its_name(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(keys, "_file_or_value", lambda value: str(value) if isinstance(value, Path) else value)
 
@@ -84,19 +111,29 @@ def the_first_fault_ends_the_run(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(runner, "compute", compute)
 
 
-@planted(lambda project, folder, patch: test_interruption.test_the_lock_goes_with_its_process(project, folder))
+@planted(
+    lambda project, folder, patch: test_interruption.test_the_lock_goes_with_its_process(project, folder)
+)
 def the_lock_locks_nothing(patch: pytest.MonkeyPatch) -> None:
     import fcntl
 
     patch.setattr(fcntl, "flock", lambda *arguments: None)
 
 
-@planted(lambda project, folder, patch: test_interruption.test_a_disk_that_is_full_when_the_notebook_is_written(project, patch))
+@planted(
+    lambda project, folder, patch: test_interruption.test_a_disk_that_is_full_when_the_notebook_is_written(
+        project, patch
+    )
+)
 def a_full_disk_passes_the_notebook_as_it_is(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(notebook, "UserError", type("Other", (Exception,), {}))
 
 
-@planted(lambda project, folder, patch: test_provenance.test_figures_have_equal_bytes_and_give_back_what_they_carry("svg", folder))
+@planted(
+    lambda project, folder, patch: (
+        test_provenance.test_figures_have_equal_bytes_and_give_back_what_they_carry("svg", folder)
+    )
+)
 def figures_carry_random_names(patch: pytest.MonkeyPatch) -> None:
     import matplotlib
 
@@ -114,9 +151,10 @@ def verified(test: Callable[..., None]) -> Test:
 
 
 class Captured:
-    """Stands in for capfd where the test is called and not collected: what verify prints is kept by `verify.print`."""
+    """Stands in for capfd where the test is called and not collected: what verify prints is kept by
+    `verify.print`."""
 
-    lines: list[str] = []
+    lines: ClassVar[list[str]] = []
 
     def readouterr(self) -> Any:
         text, self.lines[:] = "\n".join(self.lines), []
@@ -130,7 +168,11 @@ def verify_does_not_compute_again(patch: pytest.MonkeyPatch) -> None:
 
 @planted(verified(test_cli.test_verify_names_the_first_thing_that_was_changed))
 def verify_does_not_read_the_rows(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(verify, "sha256_file", lambda path: json.loads(path.parent.joinpath("tiny.json").read_bytes())["rows_hash"])
+    patch.setattr(
+        verify,
+        "sha256_file",
+        lambda path: json.loads(path.parent.joinpath("tiny.json").read_bytes())["rows_hash"],
+    )
 
 
 @planted(lambda project, folder, patch: modelled_and_measured())
@@ -144,7 +186,11 @@ def modelled_and_measured() -> None:
         test_plotting.test_the_rows_evidence_decides_the_line(axis)
 
 
-@planted(lambda project, folder, patch: test_parameters.test_broken_yaml_is_refused_with_its_line("a: !!python/x y", "line 1"))
+@planted(
+    lambda project, folder, patch: test_parameters.test_broken_yaml_is_refused_with_its_line(
+        "a: !!python/x y", "line 1"
+    )
+)
 def yaml_may_make_any_object(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(parameters, "_Loader", yaml.BaseLoader)
 
@@ -155,7 +201,9 @@ def a_name_that_is_too_long_passes_the_command_line(patch: pytest.MonkeyPatch) -
     patch.setattr(cli, "OSError", ZeroDivisionError, raising=False)
 
 
-@planted(lambda project, folder, patch: test_bad_input.is_handled(["run", "tiny", "-p", "sedes=[1]"], project))
+@planted(
+    lambda project, folder, patch: test_bad_input.is_handled(["run", "tiny", "-p", "sedes=[1]"], project)
+)
 def unknown_parameters_are_let_through_with_a_file_left_behind(patch: pytest.MonkeyPatch) -> None:
     def check(params_class: type, given: dict[str, object], source: str) -> dict[str, object]:
         if "sedes" in given:
@@ -168,7 +216,11 @@ def unknown_parameters_are_let_through_with_a_file_left_behind(patch: pytest.Mon
 
 @planted(lambda project, folder, patch: test_environment.test_the_hub_is_asked_only_on_request(None, True))
 def the_hub_is_asked_unasked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(test_environment, "prepare_environment", lambda environ: environment.prepare_environment(environ | {"HUB": "1"}))
+    patch.setattr(
+        test_environment,
+        "prepare_environment",
+        lambda environ: environment.prepare_environment(environ | {"HUB": "1"}),
+    )
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -178,13 +230,15 @@ def test_the_suite_notices_that(name: str, tmp_path: Path, monkeypatch: pytest.M
     project = FakeProject(tmp_path / "checkout", monkeypatch)
     monkeypatch.setattr(verify, "print", lambda line, **options: Captured.lines.append(line), raising=False)
     plant(monkeypatch)
-    with pytest.raises((Exception, pytest.fail.Exception)):
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            test(project, tmp_path / "folder", monkeypatch)
+    quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+    with pytest.raises((Exception, pytest.fail.Exception)), quiet[0], quiet[1]:
+        test(project, tmp_path / "folder", monkeypatch)
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_without_the_fault_the_same_test_passes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_fault_the_same_test_passes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "folder").mkdir()
     project = FakeProject(tmp_path / "checkout", monkeypatch)
     monkeypatch.setattr(verify, "print", lambda line, **options: Captured.lines.append(line), raising=False)

@@ -1,8 +1,8 @@
 """Memory managers and scheduler under any sequence of calls that their contracts allow.
 
-Hypothesis chooses the calls one by one and shrinks what fails to the shortest sequence. Each manager is driven directly, in
-orders that no scheduler would choose, against a pool that holds token ids; the scheduler is driven by arrivals and steps,
-checked by the shadow store.
+Hypothesis chooses the calls one by one and shrinks what fails to the shortest sequence. Each manager is
+driven directly, in orders that no scheduler would choose, against a pool that holds token ids; the scheduler
+is driven by arrivals and steps, checked by the shadow store.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ class ManagerMachine(RuleBasedStateMachine):
         assert self.manager.num_free_blocks >= getattr(self.manager, "watermark_blocks", 0)
         self.waiting.remove(group)
         self.on_gpu.append(group)
-        spread = self.manager.spread_prompt(group, length) if len(set(map(tuple, self.of(group)))) == 1 else None
+        spread = (
+            self.manager.spread_prompt(group, length) if len(set(map(tuple, self.of(group)))) == 1 else None
+        )
         for seq in group.seqs if spread is None or self.manager.shares else group.seqs[:1]:
             self.write(seq, 0, self.tokens[seq])
         for op in spread or ():
@@ -224,7 +226,9 @@ class PagedMachine(ManagerMachine):
             assert self.manager.gpu.ref_counts[self.manager.block_table(seq)[-1]] == 1
 
     def expected_blocks(self, group: SequenceGroup, length: int) -> int:
-        return len({block for seq in group.seqs for block in self.manager.block_table(seq)} - set(self.prefix_blocks))
+        return len(
+            {block for seq in group.seqs for block in self.manager.block_table(seq)} - set(self.prefix_blocks)
+        )
 
     def elsewhere(self) -> bool:
         return bool(self.swapped)  # their prefix, which stays on the GPU
@@ -242,7 +246,9 @@ class PagedMachine(ManagerMachine):
     def swap_out(self, index: int) -> None:
         groups = self.unfinished()
         group = groups[index % len(groups)]
-        distinct = {block for seq in group.seqs for block in self.manager.block_table(seq)} - set(self.prefix_blocks)
+        distinct = {block for seq in group.seqs for block in self.manager.block_table(seq)} - set(
+            self.prefix_blocks
+        )
         assert self.manager.can_swap_out(group) == (len(distinct) <= self.manager.cpu.num_free)
         if self.manager.can_swap_out(group):
             ops = self.manager.swap_out(group)
@@ -334,7 +340,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         tokens=st.sampled_from((None, 256)),
         seed=st.integers(0, 2**16),
     )
-    def make(self, size, num_blocks, system, cpu_blocks, preemption, batching, seqs, tokens, seed) -> None:  # noqa: ANN001
+    def make(self, size, num_blocks, system, cpu_blocks, preemption, batching, seqs, tokens, seed) -> None:
         if system == "paged":
             manager = PagedKVCacheManager(num_blocks, size, num_cpu_blocks=cpu_blocks)
             batching = Batching.ITERATION
@@ -353,7 +359,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         number = next(self.arrivals)
         sampling = SamplingParams(n=width, use_beam_search=beam and width > 1)
         with suppress(UserError):  # it can never fit
-            self.requests.append(self.shadow.add(Request(number, float(number), prompt, output, sampling)).request)
+            self.requests.append(
+                self.shadow.add(Request(number, float(number), prompt, output, sampling)).request
+            )
             self.owed += output
 
     @precondition(lambda self: self.shadow.scheduler.has_work)
