@@ -9,17 +9,12 @@ yardstick is the range over the seeds. This module knows no experiment: rows and
 
 from __future__ import annotations
 
-import io
 import math
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from repro import paths
-from repro.errors import UserError
-from repro.provenance import FIGURE_FORMATS
+from repro.runs import kept_runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,18 +62,6 @@ class Difference:
     @property
     def none(self) -> bool:
         return not self.told and not self.moved
-
-
-def read_rows(source: Path | bytes) -> pd.DataFrame:
-    """Rows as they were written: an empty cell is a missing value, and no text is taken for one."""
-    import pandas as pd
-
-    name = source if isinstance(source, Path) else "the rows"
-    try:
-        data = source.read_bytes() if isinstance(source, Path) else source
-        return pd.read_csv(io.BytesIO(data), keep_default_na=False, na_values=[""], low_memory=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{name} cannot be read as rows: {str(error).splitlines()[0]}") from None
 
 
 def first_difference(a: pd.DataFrame, b: pd.DataFrame) -> str:
@@ -205,59 +188,9 @@ def _where(row: pd.Series, keys: list[str]) -> str:
     return ", ".join(f"{key}={row[key]}" for key in keys if not _is_missing(row[key]))
 
 
-# What A and B may be
-
-
-def rows_of(named: str) -> dict[str, pd.DataFrame]:
-    """Experiment -> rows. `named` is a file of rows, a folder with results or figures, or a commit of this
-    checkout."""
-    path = Path(named)
-    if path.is_file():
-        name = path.resolve().parent.name if path.name == "rows.csv" else path.stem
-        return {name: read_rows(path)}
-    if path.is_dir():
-        found = {file.parent.name: file for file in [*path.glob("rows.csv"), *path.glob("*/rows.csv")]}
-        found = found or {file.stem: file for file in path.glob("*.csv") if _belongs_to_figures(file)}
-        rows = {name: read_rows(file) for name, file in sorted(found.items())}
-    else:
-        rows = _rows_of_commit(named)
-    if not rows:
-        raise UserError(
-            f"{named} holds no rows: name a rows.csv, a folder of results or figures, or a commit with figures"
-        )
-    return rows
-
-
-def _belongs_to_figures(file: Path) -> bool:
-    return any(sidecar.suffix[1:] in FIGURE_FORMATS for sidecar in file.parent.iterdir())
-
-
-def _rows_of_commit(named: str) -> dict[str, pd.DataFrame]:
-    folder = paths.folders().figures
-    listing = _git(folder, "ls-tree", "--name-only", "-z", "--end-of-options", named, "./")
-    if listing is None:
-        raise UserError(f"{named!r} is neither a file, a folder nor a commit of this checkout")
-    files = [
-        PurePosixPath(name)
-        for name in listing.decode("utf-8", "replace").split("\0")
-        if name.endswith(".csv")
-    ]
-    return {
-        file.stem: read_rows(_git(folder, "show", "--end-of-options", f"{named}:./{file.name}") or b"")
-        for file in files
-    }
-
-
-def _git(folder: Path, *arguments: str) -> bytes | None:
-    try:
-        return subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, check=True).stdout
-    except (OSError, ValueError, subprocess.CalledProcessError):
-        return None
-
-
 def main(a: str, b: str, lines: int) -> int:
     """Print what moved, at most `lines` numbers an experiment (0: all). Returns 0 if nothing did, else 1."""
-    before, after = rows_of(a), rows_of(b)
+    before, after = kept_runs(a), kept_runs(b)
     if len(before) == len(after) == 1:  # two files are compared whatever they are called
         after = dict(zip(before, after.values(), strict=True))
     same = 0
@@ -265,22 +198,34 @@ def main(a: str, b: str, lines: int) -> int:
         if name not in before or name not in after:
             print(f"{name}: only in {a if name in before else b}")
             continue
-        found = compare(before[name], after[name])
+        found = compare(before[name].rows, after[name].rows)
         same += found.none
         if not found.none:
-            _tell(name, found, lines)
+            _tell(name, found, _reasons(before[name].about, after[name].about), lines)
     print(f"{same} of {len({*before, *after})} experiments are the same to {SAME:g}")
     return 0 if same == len({*before, *after}) else 1
 
 
-def _tell(name: str, found: Difference, lines: int) -> None:
+def _reasons(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """What else differs between the runs and may be why."""
+    if not before or not after:
+        return []
+    told = [
+        f"parameter {name}: {str(one)[:60]} -> {str(other)[:60]}"
+        for name in sorted({*before.get("parameters", {}), *after.get("parameters", {})})
+        if (one := before.get("parameters", {}).get(name)) != (other := after.get("parameters", {}).get(name))
+    ]
+    return told + ["computed by other code"] * (before.get("code_hash") != after.get("code_hash"))
+
+
+def _tell(name: str, found: Difference, reasons: list[str], lines: int) -> None:
     beyond = sum(moved.beyond for moved in found.moved)
     print(
         f"{name}: {found.matched} rows matched by {', '.join(found.keys) or 'their order'}; "
         f"{len(found.moved)} numbers moved, "
         f"{beyond} of them by more than the seeds differ"
     )
-    for line in found.told:
+    for line in [*reasons, *found.told]:
         print(f"  {line}")
     shown = found.moved[: lines or None]
     for moved in shown:

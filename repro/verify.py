@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repro import experiment, paths
-from repro.diff import first_difference, read_rows
+from repro.diff import first_difference
 from repro.errors import UserError
 from repro.provenance import FIGURE_FORMATS, figure_bytes, read_embedded, read_json, rows_csv, sha256_file
+from repro.runs import read_rows
 
 if TYPE_CHECKING:
     import pandas as pd

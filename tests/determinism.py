@@ -112,12 +112,12 @@ def run_way(name: str, folder: Path, stems: Sequence[str], scale: str) -> None:
 
 def differences(one: Path, other: Path, close: bool) -> list[str]:
     """The files that differ; with `close` the numbers that do by more than 1e-9."""
-    from repro import diff
+    from repro import diff, runs
 
     if close:
         told = []
         for path in sorted(one.rglob("rows.csv")):
-            found = diff.compare(diff.read_rows(path), diff.read_rows(other / path.relative_to(one)))
+            found = diff.compare(runs.read_rows(path), runs.read_rows(other / path.relative_to(one)))
             told += [f"{path.parent.name}: {text}" for text in [*found.told, *map(str, found.moved)]]
         return told
     a, b = files(one), files(other)

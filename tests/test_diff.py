@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repro.cli import main
-from repro.diff import compare, first_difference, read_rows, rows_of
+from repro.diff import compare, first_difference
 from repro.errors import UserError
 from repro.provenance import rows_csv
+from repro.runs import kept_runs, read_rows
 
 
 def table(**changes: object) -> pd.DataFrame:
@@ -104,7 +105,19 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / "results" / stem).mkdir(parents=True)
         (tmp_path / "results" / stem / "rows.csv").write_bytes(rows_csv(table()))
     (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "one_a.png").touch()
+    (tmp_path / "results" / "one" / "manifest.json").write_text(
+        '{"parameters": {"seeds": [0]}, "code_hash": "1"}'
+    )
+    sidecar = '{"rows": "%s.csv", "parameters": {"seeds": [0, 1]}, "code_hash": "2"}'
+    for name, stem in (
+        ("one_a", "one"),
+        ("one_b", "one"),
+        ("two", "two"),
+        ("gone", "gone"),
+        ("up", "../results/x"),
+    ):
+        (tmp_path / "figures" / f"{name}.json").write_text(sidecar % stem)
+    (tmp_path / "figures" / "claims.json").write_text("[]")
     for stem in ("one", "two"):
         (tmp_path / "figures" / f"{stem}.csv").write_bytes(rows_csv(table(latency=1.0)))
     git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@y"]
@@ -118,14 +131,17 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_runs_are_files_folders_and_commits(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert set(rows_of("results")) == set(rows_of("figures")) == set(rows_of("HEAD")) == {"one", "two"}
-    assert set(rows_of("results/one")) == set(rows_of("results/one/rows.csv")) == {"one"}
+    assert set(kept_runs("results")) == set(kept_runs("figures")) == set(kept_runs("HEAD")) == {"one", "two"}
+    assert set(kept_runs("results/one")) == set(kept_runs("results/one/rows.csv")) == {"one"}
     assert main(["diff", "results", "results"]) == 0
     assert capsys.readouterr().out == "2 of 2 experiments are the same to 1e-09\n"
     assert main(["diff", "HEAD", "figures", "--lines", "2"]) == 1
     output = capsys.readouterr().out
     assert "two: 18 rows matched by system, rate, seed; 6 numbers moved, 6 of them by more" in output
     assert "    and 4 more" in output and "1 of 2 experiments are the same" in output
+    assert "parameter" not in output
+    assert main(["diff", "results", "figures"]) == 1
+    assert "  parameter seeds: [0] -> [0, 1]\n  computed by other code\n" in capsys.readouterr().out
     assert main(["diff", "figures/one.csv", "results/two/rows.csv"]) == 1
     assert main(["diff", "results", "results/one"]) == 1
     assert "two: only in results\n" in capsys.readouterr().out
@@ -135,5 +151,5 @@ def test_runs_are_files_folders_and_commits(runs: Path, capsys: pytest.CaptureFi
 def test_a_file_that_holds_no_rows_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "rows.csv").write_bytes(content)
     with pytest.raises(UserError, match="rows.csv cannot be read as rows") as caught:
-        rows_of(str(tmp_path / "rows.csv"))
+        kept_runs(str(tmp_path / "rows.csv"))
     assert "\n" not in str(caught.value)
