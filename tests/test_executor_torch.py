@@ -381,7 +381,6 @@ def test_nothing_leaks_over_10000_requests_of_all_kinds():
         scheduler._log.clear()
         executor.finished.clear()
         gc.collect()
-        # Nodes of context variables are left out: torch's config.patch keeps one for every forward pass.
         return len(gc.get_objects())
 
     scheduler, executor = build("opt", slots=160, cpu_slots=512)

@@ -338,3 +338,20 @@ def test_the_embedded_model_stops_at_its_stop_token(smollm2):
     )
     [sample] = llm.generate(chat, SamplingParams(temperature=0, max_tokens=60), progress=False)[0].samples
     assert sample.finish_reason == "stop" and sample.token_ids[-1] in smollm2.eos and sample.text.strip()
+
+
+@pytest.mark.parametrize(
+    "content", [b"GGUF", b"GGUF\x03\0\0\0" + b"\xff" * 16, b"not at all", b""], ids=["cut", "huge counts", "text", "empty"]
+)
+def test_a_damaged_gguf_file_is_one_clear_message(content, tmp_path):
+    file = tmp_path / "damaged.gguf"
+    file.write_bytes(content)
+    with pytest.raises(UserError, match="damaged.gguf.*cannot be loaded"):
+        models.load(str(file))
+
+
+@pytest.mark.parametrize("value", ["-1", "NaN", '"x"', "[1]"])
+def test_a_damaged_configuration_is_one_clear_message(value, tmp_path):
+    (tmp_path / "config.json").write_text(f'{{"model_type": "llama", "hidden_size": {value}}}')
+    with pytest.raises(UserError, match="cannot be loaded"):
+        models.load(str(tmp_path))

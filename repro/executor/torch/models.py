@@ -13,13 +13,11 @@ from __future__ import annotations
 import copy
 import importlib.util
 import os
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -130,11 +128,13 @@ def _pretrained(name: str, device: str, dtype: str, hub: bool) -> LoadedModel:
             source, dtype=DTYPES[dtype], attn_implementation=IMPLEMENTATION, weights_only=True, **options
         )
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-    except (OSError, ValueError, SafetensorError, pickle.UnpicklingError) as error:
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:  # damaged files make readers fail in many ways (struct.error, validation errors ...)
         known = ", ".join([EMBEDDED, *MODELS])
         remedy = "" if hub else ", or allow the hub (hub=True) for an id that is not on this machine yet"
         raise UserError(
-            f"model {name!r} cannot be loaded ({str(error).splitlines()[0]}); use one of {known}, a folder "
+            f"model {name!r} cannot be loaded ({next(iter(str(error).splitlines()), type(error).__name__)}); use one of {known}, a folder "
             f"with a transformers checkpoint, a GGUF file{remedy}"
         ) from None
     eos = model.generation_config.eos_token_id  # first: 5.17's tokenizer of a GGUF file has another one
