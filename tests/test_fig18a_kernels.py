@@ -1,4 +1,4 @@
-"""Fig. 18a: recorded rows are read as they are, the pairs, what is disturbed, and the study's checks."""
+"""Fig. 18a: recorded rows are read as they are, the pairs, and the study's checks."""
 
 import csv
 import json
@@ -9,7 +9,6 @@ import pytest
 from repro import paper, paths
 from repro.errors import UserError
 from repro.studies import fig18a_kernels as study
-from repro.studies.fig18b_block_size import recorded_path
 
 USUAL = dict(benchmark="decode", contender="ours", heads="40 x 128", dtype="float16", batch="8", context="64",
              block_size="16", blocks="permuted", launch="graph", us="10.0", fraction_of_copy="0.5")
@@ -20,14 +19,14 @@ def line(**changes):
     return USUAL | changes
 
 
-def record(folder, lines, utc="2030-01-01T00:00:00+00:00"):
+def record(folder, lines):
     folder.mkdir(parents=True, exist_ok=True)
     path, manifest = folder / "kernels.csv", folder / "manifest.json"
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, USUAL)
         writer.writeheader()
         writer.writerows(lines)
-    manifest.write_text(json.dumps({"utc": utc, "device": "GPU of the manifest"}))
+    manifest.write_text(json.dumps({"device": "GPU of the manifest"}))
     return path, manifest
 
 
@@ -49,24 +48,6 @@ def test_rows_are_those_of_the_decode_kernel_with_a_time_and_the_manifests_devic
     assert {(row["evidence"], row["device"]) for row in rows} == {("recorded", "GPU of the manifest")}
 
 
-def test_only_what_a_manifest_names_is_disturbed_and_only_in_its_own_record(tmp_path):
-    (utc, named), = study.DISTURBED.items()
-    for each in named:
-        assert study.recorded(*record(tmp_path, [line(**each)], utc))[0]["disturbed"]
-        assert not study.recorded(*record(tmp_path, [line(**each)]))[0]["disturbed"]
-        for name in each.keys() - {"benchmark"}:
-            other = {"contender": "SDPA flash", "blocks": "in order"}.get(name, "1")
-            assert not study.recorded(*record(tmp_path, [line(**each | {name: other})], utc))[0]["disturbed"]
-
-
-def test_the_committed_manifest_and_the_marks_name_the_same_rows(committed):
-    manifest = json.loads(recorded_path("h200").with_name("manifest.json").read_text())
-    slow = any("too slow" in remark for remark in manifest.get("remarks", ()))
-    assert slow == (manifest["utc"] in study.DISTURBED) == bool(committed["disturbed"].any())
-    assert set(committed["device"]) == {manifest["device"]}
-    assert not committed.loc[committed["part"] != "decode", "disturbed"].any()
-
-
 def test_the_committed_record_covers_the_papers_shapes_and_both_head_layouts(committed):
     times = study.paper_scale(committed)
     assert set(times.index) == {(batch, context) for batch in study.BATCHES for context in study.CONTEXTS}
@@ -85,15 +66,14 @@ def test_the_papers_points_give_the_overheads_that_the_claim_states():
     assert study.paper_times("vllm", 8) == dict(paper.points("fig18a", "vllm/batch-8"))
 
 
-def test_paging_cost_pairs_a_shape_with_itself_and_inherits_disturbance():
+def test_paging_cost_pairs_a_shape_with_itself():
     rows = pd.DataFrame([
-        dict(heads="40 x 128", batch=batch, context=context, kernel=kernel, microseconds=us, disturbed=bad)
-        for batch, context, permuted, bad in ((8, "64", 11.0, False), (64, "ragged", 30.0, True))
+        dict(heads="40 x 128", batch=batch, context=context, kernel=kernel, microseconds=us)
+        for batch, context, permuted in ((8, "64", 11.0), (64, "ragged", 30.0))
         for kernel, us in ((study.PERMUTED, permuted), (study.IN_ORDER, 10.0))
     ])
     cost = study.paging_cost(rows).set_index("context")
     assert cost["percent"].to_dict() == pytest.approx({"64": 10.0, "ragged": 200.0})
-    assert cost["disturbed"].to_dict() == {"64": False, "ragged": True}
 
 
 def test_the_claim_is_judged_by_graph_times_of_the_papers_shapes_only(tmp_path):
@@ -122,13 +102,11 @@ def test_the_claim_is_judged_by_graph_times_of_the_papers_shapes_only(tmp_path):
 def test_every_figure_is_drawn_and_has_a_caption(committed, dtype):
     figures = study.draw(committed, study.Params(dtype=dtype))
     assert set(figures) == set(study.CAPTION)
-    drawn = committed[(committed["dtype"] == dtype) & (committed["kernel"] != study.IN_ORDER)]
-    disturbed = drawn[drawn["disturbed"]]
+    drawn = committed[(committed["part"] == "decode") & (committed["dtype"] == dtype)
+                      & (committed["kernel"] != study.IN_ORDER)]
     lines = [line for axis in figures["fig18a_bandwidth"].axes for line in axis.lines]
-    crosses = [line for line in lines if line.get_marker() == "X"]
-    assert sum(len(line.get_xdata()) for line in crosses) == len(disturbed)
-    text = " ".join(text.get_text() for text in figures["fig18a_bandwidth"].texts)
-    assert ("Crosses" in text) == bool(len(disturbed))
+    points = sum(len(line.get_xdata()) for line in lines if line.get_marker() != "None")
+    assert points == len(drawn)
 
 
 @pytest.mark.parametrize("missing", ["kernels.csv", "manifest.json"])

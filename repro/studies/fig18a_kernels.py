@@ -61,16 +61,6 @@ LOOKS = {
 }
 CLOCKED = {"linewidth": 1.6, "markersize": 5.5, "markeredgecolor": "black", "markeredgewidth": 0.7}
 HOLLOW = {"linestyle": (0, (1, 1.6)), "linewidth": 1.0, "markersize": 7, "markerfacecolor": "none"}
-#: What a manifest's remarks name as up to 12 % too slow (gigabytes had just been freed), by its time.
-DISTURBED: dict[str, tuple[dict[str, str], ...]] = {
-    "2026-11-29T19:37:02+00:00": (
-        {"benchmark": "decode", "contender": "ours", "heads": "40 x 128", "context": "ragged",
-         "blocks": "permuted"},
-        {"benchmark": "decode", "contender": CUDNN, "context": "4096", "batch": "128"},
-        {"benchmark": "decode", "contender": CUDNN, "context": "4096", "batch": "32",
-         "heads": "40 x 128", "dtype": "bfloat16"},
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -104,7 +94,6 @@ def recorded(path: Path, manifest: Path) -> list[dict[str, Any]]:
     with open(path, newline="", encoding="utf-8") as file:
         # A kernel that did not take a shape has a remark in place of a time.
         chosen = [row for row in csv.DictReader(file) if row["benchmark"] in BENCHMARKS and row["us"]]
-    disturbed = DISTURBED.get(about["utc"], ())
     return [{
         "part": row["benchmark"],
         "kernel": OURS[row["blocks"]] if row["contender"] == "ours" else row["contender"],
@@ -116,7 +105,6 @@ def recorded(path: Path, manifest: Path) -> list[dict[str, Any]]:
         "launch": row["launch"],
         "microseconds": float(row["us"]),
         "fraction_of_copy": float(row["fraction_of_copy"]),
-        "disturbed": any(named.items() <= row.items() for named in disturbed),
         "evidence": "recorded", "device": about["device"], "seed": None, "trace_hash": None,
     } for row in chosen]
 
@@ -216,13 +204,11 @@ def _places(rows: pd.DataFrame) -> dict[tuple[int, str], float]:
 def _over_shapes(
     axis: Axes, rows: pd.DataFrame, y: str, kernel: str, places: dict[tuple[int, str], float]
 ) -> None:
-    """One line for each batch; what was disturbed stands apart from it as a pale cross."""
+    """One line for each batch."""
     color, marker = LOOKS[kernel]
     for batch, group in rows.groupby("batch"):
         group = group.assign(x=[places[batch, context] for context in group["context"]]).sort_values("x")
-        sound, disturbed = group[~group["disturbed"]], group[group["disturbed"]]
-        axis.plot(sound["x"], sound[y], color=color, marker=marker, **CLOCKED)
-        axis.plot(disturbed["x"], disturbed[y], "X", color=color, alpha=0.45, markersize=8)
+        axis.plot(group["x"], group[y], color=color, marker=marker, **CLOCKED)
 
 
 def _name_shapes(axis: Axes, places: dict[tuple[int, str], float]) -> None:
@@ -237,9 +223,7 @@ def _name_shapes(axis: Axes, places: dict[tuple[int, str], float]) -> None:
 def _foot(figure: Figure, rows: pd.DataFrame, note: str) -> None:
     from repro import plotting
 
-    crosses = ("" if not rows["disturbed"].any() else ". Crosses: disturbed, up to 12 % too slow (measured "
-               "right after gigabytes were freed; see the record's manifest)")
-    plotting.footer(figure, rows, note=f"{rows['dtype'].iloc[0]}, blocks of {REFERENCE}. {note}{crosses}")
+    plotting.footer(figure, rows, note=f"{rows['dtype'].iloc[0]}, blocks of {REFERENCE}. {note}")
 
 
 def _bandwidth(rows: pd.DataFrame) -> Figure:
@@ -268,8 +252,7 @@ def paging_cost(rows: pd.DataFrame) -> pd.DataFrame:
     """By heads, batch and context: both times (us), and the `percent` that permuted blocks take longer."""
     shape = ["heads", "batch", "context"]
     times = rows.pivot(index=shape, columns="kernel", values="microseconds")
-    disturbed = rows.groupby(shape)["disturbed"].any()
-    return times.assign(percent=overhead(times, IN_ORDER), disturbed=disturbed).reset_index()
+    return times.assign(percent=overhead(times, IN_ORDER)).reset_index()
 
 
 def _paging(rows: pd.DataFrame) -> Figure:
