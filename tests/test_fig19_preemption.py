@@ -61,6 +61,57 @@ def test_recorded_swaps_out_and_in_are_added_up(tmp_path):
     assert (row["milliseconds"], row["block_size"], row["evidence"], row["device"]) == (9.0, 16, "recorded", "GPU")
 
 
+def test_recorded_recomputations_are_those_of_256_tokens(tmp_path):
+    path = tmp_path / "serving.csv"
+    path.write_text("kind,seconds,device,block_size,tokens\nsaturated,28.0,GPU,,\nrecompute,0.25,GPU,8,256\nrecompute,9.0,GPU,8,512\n")
+    row, = study.recorded_recomputations(path)
+    assert (row["way"], row["block_size"], row["milliseconds"], row["evidence"], row["device"]) == ("recompute", 8, 250.0, "recorded", "GPU")
+    path.write_text("kind,seconds\nsaturated,28.0\n")
+    assert study.recorded_recomputations(path) == []
+
+
+def recorded(times):
+    return pd.DataFrame([{"part": "recorded", "way": way, "block_size": size, "milliseconds": ms, "device": "GPU", "evidence": "recorded"}
+                         for way, curve in times.items() for size, ms in zip(study.BLOCK_SIZES, curve)])
+
+
+FLAT, FALLING = [10.0] * 8 + [10.9], [float(900 - 100 * index) for index in range(9)]
+
+
+@pytest.mark.parametrize("changed, held", [
+    ({}, True),
+    ({study.RECOMPUTE: [10.0] * 8 + [11.1]}, False),
+    ({study.SWAP_2023: FLAT}, False),
+    ({study.SWAP_2023: [*FALLING[:7], 250.0, 260.0]}, False),  # rises once
+    ({study.SWAP_BATCHED: FALLING}, True),  # how ours swaps is no part of the claim
+])
+def test_the_shapes_are_judged_by_recorded_rows_alone(changed, held):
+    times = {study.RECOMPUTE: FLAT, study.SWAP_2023: FALLING, study.SWAP_BATCHED: FLAT} | changed
+    judged, = study._judge_shapes(recorded(times))
+    assert (judged.claim_id, judged.ours, judged.evidence) == ("fig19a-recompute-flat", held, "recorded")
+
+
+@pytest.mark.parametrize("lost", [None, study.RECOMPUTE, study.SWAP_2023])
+def test_without_all_recorded_rows_the_shapes_are_not_judged(lost):
+    rows = recorded({study.RECOMPUTE: FLAT, study.SWAP_2023: FALLING, study.SWAP_BATCHED: FLAT})
+    kept = rows[rows["way"] != lost] if lost else rows[rows["block_size"] != 64]
+    assert study._judge_shapes(kept) == study._judge_shapes(rows[:0]) == []
+
+
+def test_a_gpu_that_is_not_recorded_leaves_the_rest_as_it_is(small):
+    params = study.Params(rates=(6.0, 4.0), block_sizes=(16, 64), duration_s=60.0, seeds=(0,), gpu="none")
+    assert not [point for point in study.points(params) if point.function.__name__.startswith("recorded")]
+    rows = small[1].query("part != 'recorded'")
+    labels = {text.get_text() for text in study.draw(rows, params)["fig19_preemption"].axes[0].get_legend().get_texts()}
+    both = {text.get_text() for text in study.draw(*reversed(small))["fig19_preemption"].axes[0].get_legend().get_texts()}
+    assert both - labels == {f"recorded: {label}" for label, *_ in study.RECORDED.values()}
+
+
+def test_the_committed_rows_have_every_block_size(small):
+    judged, = study._judge_shapes(small[1].query("part == 'recorded'"))
+    assert judged.ours is True
+
+
 @pytest.mark.parametrize("wrong, match", [({"rates": ()}, "rates"), ({"rates": (0.0,)}, "rates"), ({"block_sizes": (48,)}, "block_size"),
                                           ({"seeds": (-1,)}, "seeds"), ({"duration_s": 0.0}, "duration_s")])
 def test_what_cannot_be_is_refused(wrong, match):
