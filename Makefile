@@ -52,7 +52,7 @@ fuzz: setup ## random runs of the whole engine, each checked at every step (RUNS
 determinism: setup ## everything at SCALE=smoke in three ways: equal bytes (ONLY as above)
 	@"$(PY)" tests/determinism.py $(if $(ONLY),--only $(ONLY))
 
-bench: setup ## simulated hours per second, and how they grow
+bench: setup ## how fast the simulator is; on a GPU also kernels, end to end and serving (10 minutes)
 	@"$(PY)" -m repro bench
 
 lab: ## the notebooks in JupyterLab, on the project's own kernel (LAB="--no-browser --port 8889")

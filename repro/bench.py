@@ -1,16 +1,23 @@
-"""How fast the simulator is: simulated hours per second, and how that changes with rate, batch and trace length.
+"""How fast this project is here: the simulator, and on a GPU the kernels and the real engine.
 
-`make bench` prints the table and keeps it as results/bench.csv. Times are this machine's; nothing else depends on them.
+The simulator: simulated hours per second, and how that changes with rate, batch and trace length, kept as results/bench.csv. On a
+GPU: what experiments/recorded holds, measured anew into results/bench, each by the program that measures it, in a process of its
+own. Times are this machine's; nothing else depends on them.
 """
 
 from __future__ import annotations
 
 import csv
+import shutil
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
-from repro import paths, provenance
+from repro import doctor, paths, provenance
 from repro.config import DEPLOYMENTS
+from repro.environment import ROOT
 from repro.executor.profiles import cost_model
 from repro.metrics import BatchAverage
 from repro.simulation import serve
@@ -25,6 +32,12 @@ CASES = (
     *(("batch", "vllm", "sharegpt", 4.0, 1.0, pool) for pool in (1, 2, 4)),
     *(("trace length", "vllm", "sharegpt", 1.5, hours, 1) for hours in (0.25, 1.0, 4.0)),
 )
+#: what is measured on a GPU -> the module that does, and its arguments; the budget is that of the recorded serving rows
+ON_GPU = {
+    "kernels": ("repro.kernels.bench",),
+    "end_to_end": ("repro.executor.torch.bench",),
+    "serving": ("repro.measure", "--budget", "5m"),
+}
 
 
 def measure(name: str, workload: str, rate: float, hours: float, pool: int) -> dict[str, float]:
@@ -46,6 +59,23 @@ def measure(name: str, workload: str, rate: float, hours: float, pool: int) -> d
             "microseconds_per_request": round(1e6 * best / len(trace), 1)}
 
 
+def measure_gpu(folder: Path) -> int:
+    """Measure kernels, end to end and serving into folders below `folder`, which are emptied first; without a GPU only say why not.
+
+    The exit status: that of the first of them that failed, and 0 if none did."""
+    why_not = doctor.why_no_gpu({"torch": doctor.probe_torch(), "driver": doctor.probe_driver()})
+    if why_not:
+        print(f"{', '.join(ON_GPU)}: not measured ({why_not}); experiments/recorded holds rows of an H200")
+        return 0
+    failed = 0
+    for name, (module, *arguments) in ON_GPU.items():
+        print(f"{name}:", flush=True)
+        shutil.rmtree(folder / name, ignore_errors=True)
+        done = subprocess.run([sys.executable, "-m", module, "--out", str(folder / name), *arguments], cwd=ROOT, check=False)
+        failed = failed or done.returncode
+    return failed
+
+
 def main() -> int:
     print(f"{'varied':13s} {'system':19s} {'workload':9s} {'req/s':>6s} {'hours':>6s} {'pool':>5s} {'batch':>7s} {'seconds':>8s} "
           f"{'hours/s':>8s} {'us/request':>10s}", flush=True)
@@ -63,4 +93,4 @@ def main() -> int:
         writer.writeheader()
         writer.writerows(rows)
     print(f"kept in {path}")
-    return 0
+    return measure_gpu(path.with_suffix(""))

@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         command=_doctor
     )
     commands.add_parser("calibrate", help="solve the cost model's anchors again").set_defaults(command=_calibrate)
-    commands.add_parser("bench", help="measure the simulator's speed").set_defaults(command=_bench)
+    commands.add_parser("bench", help="measure the speed of the simulator and, on a GPU, of kernels and engine").set_defaults(command=_bench)
     return parser
 
 
