@@ -58,6 +58,10 @@ def _parser() -> argparse.ArgumentParser:
         "reproduce", help="run all experiments and build the page of figures and verdicts"
     )
     reproduce.add_argument("--only", nargs="+", metavar="NAME", help="only these experiments")
+    reproduce.add_argument(
+        "--budget", default=os.environ.get("BUDGET") or "2h", metavar="TIME",
+        help="with a GPU: time for measuring on it first, such as 30m (default: 2h; 0 for none)",
+    )
     reproduce.set_defaults(command=_reproduce)
 
     run = commands.add_parser("run", help="run one experiment's notebook")
@@ -112,6 +116,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
+    from repro.measure import budget
+    from repro.measure.first import measure_first
     from repro.notebook import NotebookError
 
     where = paths.folders()
@@ -120,12 +126,15 @@ def _reproduce(options: argparse.Namespace) -> int:
     if not stems:
         raise UserError(f"there are no experiments in {where.experiments}")
     variant = "custom" if options.lengths else options.scale
+    budget.seconds_of(options.budget)
     with _settings(options), paths.environment({"REPRO_VARIANT": variant} if options.lengths else {}):
         todo = [
             _open(stem, options.scale, {}, options.lengths) for stem in stems
         ]  # every check before any work
         outcomes = {}
         with _alone():
+            if options.scale == "paper" and not named:
+                measure_first(options.budget)
             for run, overrides in todo:
                 start = time.monotonic()
                 try:

@@ -163,11 +163,12 @@ def _number_above(axis: Axes, text: str, x: float, y: float, color: str) -> None
 
 
 def memory_bars(axis: Axes, rows: pd.DataFrame, by: str = "system",
-                paper: Mapping[str, Mapping[str, float]] | None = None) -> None:
+                paper: Mapping[str, Mapping[str, float]] | None = None,
+                beside: Mapping[str, Mapping[str, float]] | None = None) -> None:
     """Fig. 2: what the pool holds, stacked to 100 %; the paper's bar hollow to the right of ours.
 
-    `rows` have the columns of `PIECES`, in % of the pool; `paper` is ``repro.paper.figure("fig2")``. The whisker shows
-    the least and the most token states over the rows.
+    `rows` have the columns of `PIECES`, in % of the pool; `paper` is ``repro.paper.figure("fig2")``, or `beside` has
+    other shares of the same columns to be drawn hollow. The whisker shows the least and the most token states over the rows.
     """
     looks = styles(rows[by])
     for place, (system, group) in enumerate(rows.groupby(by, sort=False)):
@@ -178,6 +179,8 @@ def memory_bars(axis: Axes, rows: pd.DataFrame, by: str = "system",
         if paper and system in paper:
             theirs = {_PAPER_PIECE[name]: share for name, share in paper[system].items()}
             _stack(axis, place + 0.21, theirs, hollow=True)
+        elif beside and system in beside:
+            _stack(axis, place + 0.21, {piece: beside[system][piece] for piece in PIECES}, hollow=True)
     _name_systems(axis, looks)
     axis.set_ylim(0, 101)
 

@@ -39,7 +39,7 @@ def committed():
 def test_rows_are_those_of_the_decode_kernel_with_a_time_and_the_manifests_device(tmp_path):
     lines = [line(), line(**CONTIGUOUS, contender="SDPA flash", us="20.5"),
              line(us=""), line(benchmark="prefill"), line(benchmark="fig18a", blocks="in order")]
-    rows = study.recorded(*record(tmp_path, lines))
+    rows = study.recorded(*record(tmp_path, lines), "recorded")
     assert [(row["part"], row["kernel"], row["microseconds"], row["block_size"]) for row in rows] == [
         ("decode", study.PERMUTED, 10.0, 16),
         ("decode", study.FLASH, 20.5, None),
@@ -87,7 +87,7 @@ def test_the_claim_is_judged_by_graph_times_of_the_papers_shapes_only(tmp_path):
     for batch in study.BATCHES:
         for context in study.CONTEXTS:
             lines += shape(batch, context, 100 + batch + context / 32) + shape(batch, context, 900, "eager")
-    rows = pd.DataFrame(study.recorded(*record(tmp_path, lines)))
+    rows = pd.DataFrame(study.recorded(*record(tmp_path, lines), "recorded"))
     judged, = study.judge(rows, study.Params())
     assert judged.claim_id == "fig18a-kernel-overhead"
     assert judged.evidence == "recorded"
@@ -116,7 +116,7 @@ def test_a_missing_file_is_named(tmp_path, monkeypatch, missing):
     record(folder, [line()])
     assert len(study.points(study.Params())) == 1
     (folder / missing).unlink()
-    with pytest.raises(UserError, match=f"'h200'.*{folder / missing} is missing"):
+    with pytest.raises(UserError, match=f"{folder / missing} is missing"):
         study.points(study.Params())
 
 

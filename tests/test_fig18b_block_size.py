@@ -26,7 +26,7 @@ def test_recorded_kernel_times_are_taken_over_the_reference_block_size(tmp_path)
     path = tmp_path / "kernels.csv"
     path.write_text(HEADER + "block_sizes,ours,40 x 128,64.0,ragged,8.0,120,GPU\n" "block_sizes,ours,40 x 128,64.0,ragged,16.0,100,GPU\n"
                     "block_sizes,ours,40 x 128,32.0,256,16.0,7,GPU\n" "decode,ours,40 x 128,64.0,ragged,16.0,8,GPU\n")
-    rows = study.kernel_times(path)
+    rows = study.kernel_times(path, "recorded")
     assert [(row["block_size"], row["relative"], row["evidence"], row["device"]) for row in rows] == [
         (8, 1.2, "recorded", "GPU"), (16, 1.0, "recorded", "GPU")]
 

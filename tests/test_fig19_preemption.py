@@ -57,17 +57,17 @@ def test_recorded_swaps_out_and_in_are_added_up(tmp_path):
     line = "swap,{},{},16.0,{},{},GPU\n"
     path.write_text("benchmark,contender,tokens,block_size,direction,us,device\n" + line.format("ours one launch", 256.0, "out", 4000)
                     + line.format("ours one launch", 256.0, "in", 5000) + line.format("ours one launch", 1024.0, "in", 1) + "copy,x,,16.0,,7,GPU\n")
-    row, = study.recorded_swaps(path)
+    row, = study.recorded_swaps(path, "recorded")
     assert (row["milliseconds"], row["block_size"], row["evidence"], row["device"]) == (9.0, 16, "recorded", "GPU")
 
 
 def test_recorded_recomputations_are_those_of_256_tokens(tmp_path):
     path = tmp_path / "serving.csv"
     path.write_text("kind,seconds,device,block_size,tokens\nsaturated,28.0,GPU,,\nrecompute,0.25,GPU,8,256\nrecompute,9.0,GPU,8,512\n")
-    row, = study.recorded_recomputations(path)
+    row, = study.recorded_recomputations(path, "recorded")
     assert (row["way"], row["block_size"], row["milliseconds"], row["evidence"], row["device"]) == ("recompute", 8, 250.0, "recorded", "GPU")
     path.write_text("kind,seconds\nsaturated,28.0\n")
-    assert study.recorded_recomputations(path) == []
+    assert study.recorded_recomputations(path, "recorded") == []
 
 
 def recorded(times):

@@ -29,20 +29,19 @@ from repro.scheduler import Scheduler, SchedulerConfig, SchedulerOutput
 from repro.sequence import Request
 
 
-#: of OPT and of the traces; models that take more are held to it
-MAX_MODEL_LEN = 2048
-
 #: a host that is busy for more of the time than this, and so hardly ever waits for the GPU, is what limits a run
 CLIENT_BOUND = 0.9
 
 
 class Bench:
-    """`model` as for repro.executor.torch.models.load, a pool of `kv_slots` tokens; on a GPU with graphs and compiled layers."""
+    """`model` as for repro.executor.torch.models.load, held to `max_model_len` tokens; a pool of `kv_slots` tokens; on a GPU with
+    graphs and compiled layers."""
 
-    def __init__(self, model: str | models.LoadedModel, kv_slots: int, device: str = "cuda", dtype: str = "float16") -> None:
+    def __init__(self, model: str | models.LoadedModel, kv_slots: int, device: str = "cuda", dtype: str = "float16",
+                 max_model_len: int = 2048) -> None:
         started = time.perf_counter()
         self.loaded = models.load(model, device, dtype) if isinstance(model, str) else model
-        limit = min(self.loaded.config.max_model_len, MAX_MODEL_LEN)
+        limit = min(self.loaded.config.max_model_len, max_model_len)
         self.loaded = replace(self.loaded, config=replace(self.loaded.config, max_model_len=limit))
         # Only model and pool matter here; the card that is emulated is that of Table 1.
         self.deployment = deployment = Deployment(self.loaded.config, DEVICES["a100-40gb"], 1, kv_slots)

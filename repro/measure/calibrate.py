@@ -19,7 +19,7 @@ from repro.measure.bench import Bench, Durations
 from repro.measure.load import BLOCK_SIZE, GREEDY
 from repro.sequence import Request
 
-SHORT_CONTEXT = 16
+SHORT_CONTEXT = 8
 _SETTLE = 3  # steps that pass before a duration counts
 
 
@@ -36,7 +36,7 @@ class Grid:
 
 
 GPU_GRID = Grid(BATCH_BUCKETS, (0, 8, 32, 96, 192), (16, 64, 256, 1024, 2000), steps=24, cycles=8)
-CPU_GRID = Grid((1, 4, 16, 32), (0, 4, 16), (8, 64, 512), steps=8, cycles=3)
+CPU_GRID = Grid((1, 8, 40), (0, 8, 32), (8, 64, 256), steps=8, cycles=2)
 
 
 def cells(bench: Bench) -> Iterator[dict[str, Any]]:

@@ -43,7 +43,8 @@ GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 @dataclass(frozen=True)
 class Load:
-    """`rate` in req/s, None for a saturated run; the window lies from `warm_s` to `stop_s` (s); `n` samples a request."""
+    """`rate` in req/s, None for a saturated run; the window lies from `warm_s` to `stop_s` (s); `n` samples a request; no
+    request is longer than `max_model_len` tokens."""
 
     system: str
     workload: str
@@ -52,6 +53,7 @@ class Load:
     stop_s: float
     seed: int = 0
     n: int = 1
+    max_model_len: int = 2048
 
     def __post_init__(self) -> None:
         if not 0 <= self.warm_s < self.stop_s < math.inf:
@@ -65,8 +67,8 @@ class Load:
     def trace(self) -> Trace:
         """The requests. A saturated run's are all there at the start."""
         if self.rate is not None:
-            return make_trace(self.workload, self.rate, self.stop_s, self.seed)
-        flood = make_trace(self.workload, FLOOD[self.workload], self.stop_s, self.seed)
+            return make_trace(self.workload, self.rate, self.stop_s, self.seed, max_model_len=self.max_model_len)
+        flood = make_trace(self.workload, FLOOD[self.workload], self.stop_s, self.seed, max_model_len=self.max_model_len)
         return replace(flood, arrival_s=np.zeros(len(flood)))
 
     @property
@@ -80,7 +82,7 @@ class Load:
 
     def manager_on(self, deployment: Deployment) -> KVCacheManager:
         return self.system_on(deployment).manager(
-            deployment.num_blocks(BLOCK_SIZE), BLOCK_SIZE, deployment.model.max_model_len
+            deployment.num_blocks(BLOCK_SIZE), BLOCK_SIZE, self.max_model_len
         )
 
 
@@ -138,12 +140,12 @@ def run(load: Load, deployment: Deployment, executor: Executor, clock: Clock, ma
     finished = [outcome for outcome in outcomes if load.warm_s <= outcome.finish_s < load.stop_s]
     return {
         "kind": load.kind, "system": load.system, "workload": load.workload, "rate": load.rate, "warm_s": load.warm_s,
-        "stop_s": load.stop_s, "seed": load.seed, "n": load.n, "trace_hash": load.trace.hash,
+        "stop_s": load.stop_s, "seed": load.seed, "n": load.n, "max_model_len": load.max_model_len, "trace_hash": load.trace.hash,
         "tokens_per_s": mean, "tokens_per_s_low": mean - half, "tokens_per_s_high": mean + half,
         "finished_rate": mean / (load.n * load.trace.output_tokens.mean()), "num_finished": len(finished),
         "mean_batch": batch.mean, "iterations": window.iterations, "prompt_tokens_per_s": window.prompt_tokens / (load.stop_s - load.warm_s),
         "preemptions": window.preemptions,
-        **{piece: usage.mean(piece) if usage.samples else math.nan for piece in PIECES},
+        **{piece: usage.mean(piece) if usage.samples else None for piece in PIECES},
         **_latency(load, outcomes, clock.now), "mark": _mark(load, window, outcomes),
     }
 
@@ -151,12 +153,12 @@ def run(load: Load, deployment: Deployment, executor: Executor, clock: Clock, ma
 def _latency(load: Load, outcomes: list[Outcome], now: float) -> dict[str, Any]:
     """Mean normalized latency (s/token) of the requests that arrived in the window; a lower bound if some have not finished."""
     if load.rate is None:
-        return {"latency_s_per_token": math.nan, "num_unfinished": 0}
+        return {"latency_s_per_token": None, "num_unfinished": 0}
     asked = [outcome for outcome in outcomes if outcome.request.arrival_s >= load.warm_s]
     unfinished = [outcome for outcome in asked if math.isnan(outcome.finish_s)]
     for outcome in unfinished:
         outcome.finish_s = now
-    return {"latency_s_per_token": normalized_latency_s(asked) if asked else math.nan, "num_unfinished": len(unfinished)}
+    return {"latency_s_per_token": normalized_latency_s(asked) if asked else None, "num_unfinished": len(unfinished)}
 
 
 def _mark(load: Load, window: Window, outcomes: list[Outcome]) -> str:

@@ -21,7 +21,8 @@ from repro import paper
 from repro.claims import Judgement
 from repro.errors import UserError
 from repro.experiment import Point
-from repro.studies.fig18b_block_size import REFERENCE, recorded_path
+from repro.measure import kept
+from repro.studies.fig18b_block_size import REFERENCE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,9 +66,9 @@ HOLLOW = {"linestyle": (0, (1, 1.6)), "linewidth": 1.0, "markersize": 7, "marker
 
 @dataclass(frozen=True)
 class Params:
-    """`gpu` names a folder of experiments/recorded; `dtype` that of the many shapes (all else is float16)."""
+    """`gpu` as for repro.measure.kept: "auto" or a folder of experiments/recorded; `dtype` that of the many shapes (all else is float16)."""
 
-    gpu: str = "h200"
+    gpu: str = kept.AUTO
     dtype: str = "float16"
 
     def __post_init__(self) -> None:
@@ -77,7 +78,7 @@ class Params:
 
 def points(params: Params) -> list[Point]:
     """One point, kept as long as both files stay what they are; UserError naming the file that is missing."""
-    path = recorded_path(params.gpu)
+    path, evidence = kept.find(params.gpu, kept.KERNELS)
     manifest = path.with_name("manifest.json")
     for file in (path, manifest):
         if not file.is_file():
@@ -85,10 +86,10 @@ def points(params: Params) -> list[Point]:
                 f"gpu = {params.gpu!r}: {file} is missing; restore it, name a GPU that is recorded, or "
                 f"measure on one: python -m repro.kernels.bench --out {path.parent}"
             )
-    return [Point(recorded, {"path": path, "manifest": manifest})]
+    return [Point(recorded, {"path": path, "manifest": manifest, "evidence": evidence})]
 
 
-def recorded(path: Path, manifest: Path) -> list[dict[str, Any]]:
+def recorded(path: Path, manifest: Path, evidence: str) -> list[dict[str, Any]]:
     """Every recorded time (us) of a decode kernel, with its fraction of the copy bandwidth of that run."""
     about = json.loads(manifest.read_text(encoding="utf-8"))
     with open(path, newline="", encoding="utf-8") as file:
@@ -105,7 +106,7 @@ def recorded(path: Path, manifest: Path) -> list[dict[str, Any]]:
         "launch": row["launch"],
         "microseconds": float(row["us"]),
         "fraction_of_copy": float(row["fraction_of_copy"]),
-        "evidence": "recorded", "device": about["device"], "seed": None, "trace_hash": None,
+        "evidence": evidence, "device": about["device"], "seed": None, "trace_hash": None,
     } for row in chosen]
 
 
@@ -304,7 +305,7 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
     theirs = ", ".join(f"{min(found):.0f} to {max(found):.0f} % at batch {batch}"
                        for batch in BATCHES for found in [paper_overhead(batch).values()])
     return [Judgement(
-        "fig18a-kernel-overhead", [cost.min(), cost.max()], "recorded",
+        "fig18a-kernel-overhead", [cost.min(), cost.max()], rows["evidence"].iloc[0],
         note=f"Another GPU ({rows['device'].iloc[0]}) and other kernels than the paper's. Least and most "
              "over its six shapes: ours over permuted blocks against the same kernel over blocks in order, "
              "which looks them up as well. The paper compares with another program, FasterTransformer's; its "

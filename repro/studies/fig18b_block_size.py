@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repro import paper, paths
+from repro import paper
 from repro.claims import Judgement
 from repro.config import check_block_size
 from repro.executor.profiles import cost_model
 from repro.experiment import Point
+from repro.measure import kept
 from repro.metrics import UsageSamples
 from repro.simulation import serve
 from repro.studies.common import check_positive, check_seeds, check_serving, check_some, deployment_of, trace_of
@@ -43,7 +44,7 @@ WASTE, BOTH = "last-block waste", "waste and kernel"
 
 @dataclass(frozen=True)
 class Params:
-    """Rates in req/s: Alpaca's is the authors', ShareGPT's that of Fig. 19b. `gpu` names a folder of experiments/recorded;
+    """Rates in req/s: Alpaca's is the authors', ShareGPT's that of Fig. 19b. `gpu` is "auto" or a folder of experiments/recorded (see repro.measure.kept);
     without its rows the kernel's effect is left out."""
 
     rate_sharegpt: float = 2.01
@@ -51,7 +52,7 @@ class Params:
     block_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
     duration_s: float = 3600.0
     seeds: tuple[int, ...] = (0,)
-    gpu: str = "h200"
+    gpu: str = kept.AUTO
     lengths: str | None = None
 
     def __post_init__(self) -> None:
@@ -63,14 +64,10 @@ class Params:
             check_serving("opt-13b", "a100-2023", check_block_size(size), None)
 
 
-def recorded_path(gpu: str, name: str = "kernels") -> Path:
-    return paths.folders().experiments / "recorded" / gpu / name / f"{name}.csv"
-
-
 def points(params: Params) -> list[Point]:
-    path = recorded_path(params.gpu)
-    kernels = [Point(kernel_times, {"path": path}, weight=1.0)] if path.is_file() else []
-    relative = {row["block_size"]: row["relative"] for row in kernel_times(path)} if kernels else {}
+    given = kept.given(params.gpu, kept.KERNELS)
+    kernels = [Point(kernel_times, given, weight=1.0)] if given else []
+    relative = {row["block_size"]: row["relative"] for row in kernel_times(**given)} if given else {}
     runs = []
     for workload, rate in (("sharegpt", params.rate_sharegpt), ("alpaca", params.rate_alpaca)):
         for size in params.block_sizes:
@@ -82,12 +79,12 @@ def points(params: Params) -> list[Point]:
     return kernels + runs
 
 
-def kernel_times(path: Path) -> list[dict[str, Any]]:
+def kernel_times(path: Path, evidence: str) -> list[dict[str, Any]]:
     """Recorded microseconds of the decode kernel at each block size, and over the time with blocks of 16."""
     with open(path, newline="", encoding="utf-8") as file:
         chosen = [row for row in csv.DictReader(file) if all(row[name] in values for name, values in SHAPE.items())]
     times = {int(float(row["block_size"])): float(row["us"]) for row in chosen}
-    return [{"part": "kernel", "block_size": size, "microseconds": us, "relative": us / times[REFERENCE], "evidence": "recorded",
+    return [{"part": "kernel", "block_size": size, "microseconds": us, "relative": us / times[REFERENCE], "evidence": evidence,
              "device": chosen[0]["device"], "seed": None, "trace_hash": None} for size, us in sorted(times.items())]
 
 

@@ -22,10 +22,10 @@ from repro.claims import Judgement
 from repro.config import GB, check_block_size
 from repro.executor.profiles import a100_2023, cost_model
 from repro.experiment import Point
+from repro.measure import kept
 from repro.scheduler import PreemptionMode
 from repro.simulation import serve
 from repro.studies.common import check_positive, check_seeds, check_serving, check_some, deployment_of, trace_of
-from repro.studies.fig18b_block_size import recorded_path
 from repro.systems import system
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Params:
     block_sizes: tuple[int, ...] = (8, 16, 32, 64, 128)
     duration_s: float = 3600.0
     seeds: tuple[int, ...] = (0, 1)
-    gpu: str = "h200"
+    gpu: str = kept.AUTO
     lengths: str | None = None
 
     def __post_init__(self) -> None:
@@ -81,8 +81,8 @@ class Params:
 
 
 def points(params: Params) -> list[Point]:
-    sources = ((recorded_swaps, recorded_path(params.gpu)), (recorded_recomputations, recorded_path(params.gpu, "serving")))
-    recorded = [Point(read, {"path": path}, weight=0.1 * params.duration_s) for read, path in sources if path.is_file()]
+    sources = ((recorded_swaps, kept.KERNELS), (recorded_recomputations, kept.SERVING))
+    recorded = [Point(read, given, weight=0.1 * params.duration_s) for read, kind in sources if (given := kept.given(params.gpu, kind))]
     return [Point(alone, {}, weight=0.1 * params.duration_s), *recorded] + [
         Point(end_to_end, {"mode": mode, "rate": rate, "block_size": size, "duration_s": params.duration_s, "seed": seed,
                            "lengths": params.lengths}, weight=rate * params.duration_s)
@@ -107,7 +107,7 @@ def alone() -> list[dict[str, Any]]:
     return rows
 
 
-def recorded_swaps(path: Path) -> list[dict[str, Any]]:
+def recorded_swaps(path: Path, evidence: str) -> list[dict[str, Any]]:
     """Recorded milliseconds to swap 256 tokens of OPT-13B's shape out and in again."""
     found: dict[tuple[str, int], float] = {}
     with open(path, newline="", encoding="utf-8") as file:
@@ -115,18 +115,18 @@ def recorded_swaps(path: Path) -> list[dict[str, Any]]:
     for row in rows:
         key = row["contender"], int(float(row["block_size"]))
         found[key] = found.get(key, 0.0) + float(row["us"]) / 1e3
-    return [_recorded_row(way, size, value, rows[0]["device"]) for (way, size), value in sorted(found.items())]
+    return [_recorded_row(way, size, value, evidence, rows[0]["device"]) for (way, size), value in sorted(found.items())]
 
 
-def recorded_recomputations(path: Path) -> list[dict[str, Any]]:
+def recorded_recomputations(path: Path, evidence: str) -> list[dict[str, Any]]:
     """Recorded milliseconds of the engine's pass over 256 tokens of OPT-13B, from the request to its token on the host."""
     with open(path, newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["kind"] == "recompute" and float(row["tokens"]) == TOKENS]
-    return [_recorded_row(RECOMPUTE, int(row["block_size"]), 1e3 * float(row["seconds"]), row["device"]) for row in rows]
+    return [_recorded_row(RECOMPUTE, int(row["block_size"]), 1e3 * float(row["seconds"]), evidence, row["device"]) for row in rows]
 
 
-def _recorded_row(way: str, block_size: int, milliseconds: float, device: str) -> dict[str, Any]:
-    return {"part": "recorded", "way": way, "block_size": block_size, "milliseconds": milliseconds, "evidence": "recorded",
+def _recorded_row(way: str, block_size: int, milliseconds: float, evidence: str, device: str) -> dict[str, Any]:
+    return {"part": "recorded", "way": way, "block_size": block_size, "milliseconds": milliseconds, "evidence": evidence,
             "device": device, "seed": None, "trace_hash": None}
 
 
@@ -218,7 +218,7 @@ def _judge_shapes(rows: pd.DataFrame) -> list[Judgement]:
     recompute, swap, batched = (times[way] for way in (RECOMPUTE, SWAP_2023, SWAP_BATCHED))
     apart = times.max() / times.min()
     return [Judgement(
-        "fig19a-recompute-flat", bool(apart[RECOMPUTE] <= FLAT < apart[SWAP_2023] and swap.is_monotonic_decreasing), "recorded",
+        "fig19a-recompute-flat", bool(apart[RECOMPUTE] <= FLAT < apart[SWAP_2023] and swap.is_monotonic_decreasing), rows["evidence"].iloc[0],
         note=f"{rows['device'].iloc[0]}, 256 tokens, blocks of 1 to 256. Recomputing takes {recompute.min():.1f} to {recompute.max():.1f} ms, the "
              f"most {apart[RECOMPUTE]:.2f} times the least (flat: up to {FLAT}). Swapping out and in by a copy a block and layer takes from "
              f"{swap.iloc[0]:.0f} ms (blocks of 1) to {swap.iloc[-1]:.1f} (256); by one launch {batched.min():.1f} to {batched.max():.1f} ms, the "

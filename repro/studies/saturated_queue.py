@@ -34,9 +34,9 @@ import numpy as np
 from repro.claims import Judgement
 from repro.errors import UserError
 from repro.experiment import Point
+from repro.measure import kept
 from repro.saturated import Load, Setup, head, requests, steps
 from repro.studies.common import check_positive, check_seeds
-from repro.studies.fig18b_block_size import recorded_path
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,10 +79,10 @@ PRINTED_STATES = {"contiguous (2048)": 48, "contiguous (16384)": 13.5, "contiguo
 
 @dataclass(frozen=True)
 class Params(Load):
-    """`gpu` names a folder of experiments/recorded, whose kernel times say what paging costs there; without it that is left out."""
+    """`gpu` is "auto" or a folder of experiments/recorded (see repro.measure.kept), whose kernel times say what paging costs there; without it that is left out."""
 
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    gpu: str = "h200"
+    gpu: str = kept.AUTO
 
     def __post_init__(self) -> None:
         for name in ("kv_slots", "max_num_seqs", "mean_output", "steps"):
@@ -107,11 +107,11 @@ class Params(Load):
 
 
 def points(params: Params) -> list[Point]:
-    path = recorded_path(params.gpu)
+    given = kept.given(params.gpu, kept.KERNELS)
     return [*(Point(replay, {"name": name, "setup": setup, "load": params.load, "seed": seed}, weight=params.load.steps)
               for name, setup in SETUPS.items() for seed in params.seeds),
             Point(head_of_queue, {"load": params.load, "seed": params.seeds[0]}, weight=params.load.steps),
-            *([Point(kernel, {"path": path})] if path.is_file() else [])]
+            *([Point(kernel, given)] if given else [])]
 
 
 def replay(name: str, setup: Setup, load: Load, seed: int) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def head_of_queue(load: Load, seed: int) -> list[dict[str, Any]]:
     return rows
 
 
-def kernel(path: Path) -> dict[str, Any]:
+def kernel(path: Path, evidence: str) -> dict[str, Any]:
     """The speed that our attention kernel keeps over permuted blocks, the least over Fig. 18a's shapes: 1 would cost nothing."""
     times: dict[tuple[str, str], dict[str, float]] = {}
     with open(path, newline="", encoding="utf-8") as file:
@@ -163,7 +163,7 @@ def kernel(path: Path) -> dict[str, Any]:
             if row["benchmark"] == "fig18a" and row["contender"] == "ours" and row["launch"] == "graph":
                 times.setdefault((row["batch"], row["context"]), {})[row["blocks"]] = float(row["us"])
                 device = row["device"]
-    return {"part": "kernel", "setup": None, "seed": None, "evidence": "recorded", "device": device, "trace_hash": None,
+    return {"part": "kernel", "setup": None, "seed": None, "evidence": evidence, "device": device, "trace_hash": None,
             "speed": min(time["in order"] / time["permuted"] for time in times.values())}
 
 

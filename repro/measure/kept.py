@@ -1,0 +1,68 @@
+"""Where rows measured on a GPU are kept: this machine's own, or those recorded with the project.
+
+`make reproduce` on a GPU machine measures into results/measured; experiments/recorded/<gpu> holds rows that were measured once
+and are kept as evidence. Which of the two a row comes from is its kind of evidence.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+from repro import paths
+from repro.errors import UserError
+
+#: this machine's own rows if there are any, else those of DEFAULT
+AUTO = "auto"
+#: no rows at all
+NONE = "none"
+DEFAULT = "h200"
+KERNELS, SERVING = "kernels", "serving"
+_TEXT = {"key", "code", "kind", "system", "workload", "trace_hash", "mark", "evidence", "device", "model", "dtype"}
+
+
+def own_folder() -> Path:
+    """Where this machine's measurements go."""
+    return paths.folders("paper").points / "measured"
+
+
+def find(gpu: str, kind: str) -> tuple[Path, str]:
+    """The rows file of a kind of measurement (a folder with a file of that name), and its evidence: "measured" or "recorded".
+
+    The file need not be there. UserError for a GPU that is not recorded.
+    """
+    own = own_folder() / kind / f"{kind}.csv"
+    if gpu == AUTO and own.is_file():
+        return own, "measured"
+    folder = paths.folders().experiments / "recorded"
+    known = sorted(path.name for path in folder.glob("*") if path.is_dir())
+    if gpu != AUTO and gpu not in known:
+        raise UserError(f"gpu = {gpu!r} is not recorded; known: {AUTO}, {', '.join(known)}")
+    return folder / (DEFAULT if gpu == AUTO else gpu) / kind / f"{kind}.csv", "recorded"
+
+
+def given(gpu: str, kind: str) -> dict[str, Any] | None:
+    """The same as arguments of a point that reads the file; None if it is not there, or for NONE."""
+    if gpu == NONE:
+        return None
+    path, evidence = find(gpu, kind)
+    return {"path": path, "evidence": evidence} if path.is_file() else None
+
+
+def read(path: Path, evidence: str) -> list[dict[str, Any]]:
+    """Rows as numbers and text; empty cells are None. UserError if the file is missing."""
+    if not path.is_file():
+        raise UserError(f"{path} is missing; restore it, or measure on a GPU: python -m repro.measure --out {path.parent}")
+    with path.open(newline="", encoding="utf-8") as file:
+        return [{name: _value(name, text) for name, text in row.items()} | {"evidence": evidence} for row in csv.DictReader(file)]
+
+
+def _value(name: str, text: str) -> Any:
+    if not text or name in _TEXT:
+        return text or None
+    number = float(text)
+    if math.isnan(number):
+        return None
+    return int(number) if number.is_integer() and "." not in text else number

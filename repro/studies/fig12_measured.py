@@ -1,0 +1,192 @@
+"""The paper's comparison measured on a GPU: saturated throughput of the five systems, and what their memory held meanwhile.
+
+Same scheduler, memory managers, kernels and model code for all; OPT-13B with the 12 GB pool of Table 1, whatever the card, so that the
+ratios between systems can be laid beside the paper's (Fig. 12's rates at 0.5 s/token). Absolute numbers belong to the card. Rows come
+from `python -m repro.measure`: this machine's own, or those recorded with the project; nothing is measured here.
+
+The scheduler then replays each run on the same trace, with every step as long as the measured mean: memory and batch must come out the
+same (Fig. 2 and 13 of the same runs), since both follow from decisions and not from speed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repro import paper
+from repro.claims import Judgement
+from repro.config import DEPLOYMENTS
+from repro.executor.step_times import StepTimes
+from repro.experiment import Point
+from repro.measure import kept
+from repro.measure.load import PIECES, Load, predict
+from repro.systems import SYSTEMS
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+CAPTION = {
+    "fig12_measured": "Saturated throughput of the five systems on one GPU: OPT-13B, fp16, 12 GB of K/V. Whiskers: 95 % interval from five "
+                      "parts of the run. Under each bar, how many times as much vLLM delivers, here and in the paper (its rates at 0.5 "
+                      "s/token, Fig. 12a and d).",
+    "fig12_measured_latency": "Normalized latency of the same systems below saturation, against the request rate as a multiple of what "
+                              "vLLM sustains; hollow: the paper's curves in the same relative axis (A100). The GPU decides how high a curve "
+                              "begins, memory how far it reaches.",
+    "fig12_measured_memory": "What the pool held in the same runs, measured, and beside it (hollow) the scheduler's replay of the same "
+                             "trace: equal within the noise of where a window falls.",
+}
+WORKLOADS = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}
+METRICS = ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "mean_batch", "latency_s_per_token", "preemptions", *PIECES)
+
+
+@dataclass(frozen=True)
+class Params:
+    """`gpu`: "auto" for this machine's own rows if there are any, otherwise the recorded ones; or a folder of experiments/recorded."""
+
+    gpu: str = kept.AUTO
+
+    def __post_init__(self) -> None:
+        kept.find(self.gpu, kept.SERVING)
+
+
+def points(params: Params) -> list[Point]:
+    path, evidence = kept.find(params.gpu, kept.SERVING)
+    rows = [row for row in kept.read(path, evidence) if row["kind"] in ("saturated", "latency", "generate")]
+    replays = [Point(replayed, {"path": path, "evidence": evidence, "key": row["key"]}, weight=10.0)
+               for row in rows if row["kind"] == "saturated" and row["n"] in (None, 1)]
+    return [Point(measured, {"path": path, "evidence": evidence}), *replays]
+
+
+def measured(path: Path, evidence: str) -> list[dict[str, Any]]:
+    """The rows of the file that this study draws, with the columns it needs."""
+    return [{"part": row["kind"], "system": row["system"], "workload": row["workload"], "n": row.get("n") or 1, "rate": row.get("rate"),
+             "multiple": row.get("multiple"), "mark": row.get("mark"), **{name: row.get(name) for name in METRICS},
+             "evidence": evidence, "device": row["device"], "seed": row.get("seed"), "trace_hash": row["trace_hash"]}
+            for row in kept.read(path, evidence) if row["kind"] in ("saturated", "latency", "generate")]
+
+
+def load_of(row: dict[str, Any]) -> Load:
+    """The run that a row was measured in."""
+    return Load(row["system"], row["workload"], row["rate"], row["warm_s"], row["stop_s"], row["seed"], int(row.get("n") or 1),
+                int(row.get("max_model_len") or Load.max_model_len))
+
+
+def replayed(path: Path, evidence: str, key: str) -> dict[str, Any]:
+    """A saturated run again, with every step as long as the measured mean."""
+    row = next(row for row in kept.read(path, evidence) if row["key"] == key)
+    step_s = (row["stop_s"] - row["warm_s"]) / row["iterations"]
+    steps = StepTimes("replay", False, (1,), (step_s,), (0.0,), (0,), (1,), ((step_s,),))
+    deployment = replace(DEPLOYMENTS["opt-13b"], kv_slots=row["kv_slots"])
+    found = predict(load_of(row), deployment, steps)
+    return {"part": "replayed", **{name: found[name] for name in ("system", "workload", "n", "rate", "mark", *METRICS)}, "multiple": None,
+            "evidence": "replayed", "device": None, "seed": found["seed"], "trace_hash": found["trace_hash"]}
+
+
+def ratios(rows: pd.DataFrame, workload: str) -> dict[str, float]:
+    """system -> how many times its saturated throughput vLLM delivers."""
+    chosen = rows[(rows["part"] == "saturated") & (rows["workload"] == workload) & (rows["n"] == 1)]
+    rates = chosen.groupby("system")["tokens_per_s"].mean()
+    return {name: rates["vllm"] / rates[name] for name in SYSTEMS if name in rates and "vllm" in rates}
+
+
+def paper_ratios(workload: str) -> dict[str, float]:
+    """The same from Fig. 12, at 0.5 s/token, OPT-13B."""
+    rates = paper.crossings("fig12", 0.5)[f"opt-13b/{workload}"]
+    return {name: rates["vllm"] / rate for name, rate in rates.items()}
+
+
+def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
+    from repro import plotting
+
+    clocked = rows[rows["part"].isin(["saturated", "latency"])]
+    with plotting.house():
+        throughput, axes = plotting.panels(list(WORKLOADS.values()), width=5.0, height=3.4)
+        for axis, workload in zip(axes, WORKLOADS):
+            _draw_throughput(axis, rows, workload, plotting)
+        axes[0].set_ylabel("useful output tokens/s")
+        plotting.footer(throughput, clocked, note="vLLM's multiple under each name: here (the paper)")
+        figures = {"fig12_measured": throughput, "fig12_measured_memory": _draw_memory(rows, plotting)}
+        if (rows["part"] == "latency").any():
+            figures["fig12_measured_latency"] = _draw_latency(rows, plotting)
+    return figures
+
+
+def _draw_throughput(axis: Axes, rows: pd.DataFrame, workload: str, plotting: Any) -> None:
+    chosen = rows[(rows["part"] == "saturated") & (rows["workload"] == workload) & (rows["n"] == 1)]
+    looks, ours, theirs = plotting.styles(SYSTEMS), ratios(rows, workload), paper_ratios(workload)
+    names = []
+    for place, name in enumerate(SYSTEMS):
+        found = chosen[chosen["system"] == name]
+        first, _, second = plotting.label(name).partition(" (")
+        names.append(f"{first}\n{'(' + second if second else ''}\n{f'×{ours[name]:.2f}' if name in ours else ''}\n(×{theirs[name]:.2f})")
+        if found.empty:
+            axis.text(place, 0, "not\nmeasured", ha="center", va="bottom", fontsize=8, color="#888888")
+            continue
+        mean = found["tokens_per_s"].mean()
+        axis.bar(place, mean, 0.62, color=looks[name].color, edgecolor="black", linewidth=0.8)
+        axis.errorbar(place, mean, [[mean - found["tokens_per_s_low"].mean()], [found["tokens_per_s_high"].mean() - mean]],
+                      color="black", linewidth=1, capsize=3)
+        axis.annotate(f"{mean:,.0f}", (place, found["tokens_per_s_high"].max()), (0, 3), textcoords="offset points", ha="center", fontsize=8.5)
+    axis.set_xticks(range(len(names)), names, fontsize=8.5)
+    axis.yaxis.set_major_formatter("{x:,.0f}")
+    axis.grid(axis="x", visible=False)
+
+
+def _draw_memory(rows: pd.DataFrame, plotting: Any) -> Figure:
+    figure, axes = plotting.panels([f"{label}: the K/V pool" for label in WORKLOADS.values()]
+                                   + [f"{label}: batched requests" for label in WORKLOADS.values()], columns=2, width=5.0, height=3.0)
+    both = rows[rows["part"].isin(["saturated", "replayed"]) & (rows["n"] == 1)]
+    for index, workload in enumerate(WORKLOADS):
+        chosen = both[both["workload"] == workload]
+        real, replay = (chosen[chosen["part"] == part] for part in ("saturated", "replayed"))
+        shares = real.assign(**{piece: 100 * real[piece] for piece in PIECES})
+        theirs = {row["system"]: {piece: 100 * row[piece] for piece in PIECES} for _, row in replay.iterrows()}
+        plotting.memory_bars(axes[index], shares, beside=theirs)
+        axes[index].set_ylabel("% of the K/V pool")
+        plotting.bars(axes[index + 2], real, "mean_batch", paper=dict(zip(replay["system"], replay["mean_batch"])))
+        axes[index + 2].set_ylabel("mean batch")
+    plotting.memory_legend(figure)
+    plotting.footer(figure, both, note="Hollow: the replay")
+    return figure
+
+
+def _draw_latency(rows: pd.DataFrame, plotting: Any) -> Figure:
+    figure, axes = plotting.panels(list(WORKLOADS.values()), width=5.0, height=3.2)
+    latency = rows[rows["part"] == "latency"]
+    for axis, workload in zip(axes, WORKLOADS):
+        chosen = latency[latency["workload"] == workload]
+        saturated = rows[(rows["part"] == "saturated") & (rows["workload"] == workload) & (rows["system"] == "vllm") & (rows["n"] == 1)]
+        if chosen.empty or saturated.empty:
+            axis.text(0.5, 0.5, "not measured", ha="center", transform=axis.transAxes, color="#888888")
+            continue
+        sustained = (chosen["rate"] / chosen["multiple"])[chosen["system"] == "vllm"].mean()
+        drawn = paper.figure("fig12")[f"opt-13b/{workload}"]
+        edge = paper.crossings("fig12", 0.5)[f"opt-13b/{workload}"]["vllm"]
+        plotting.curves(axis, chosen.assign(relative=chosen["rate"] / sustained), "relative", "latency_s_per_token",
+                        paper={name: [(rate / edge, value) for rate, value in drawn[name]] for name in SYSTEMS if name in drawn})
+        axis.set(xlabel="request rate / what vLLM sustains", ylabel="normalized latency (s/token)", yscale="log", xlim=(0, 1.3))
+    plotting.legend(figure, latency, with_paper=True)
+    plotting.footer(figure, latency, with_paper=True)
+    return figure
+
+
+def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
+    saturated = rows[(rows["part"] == "saturated") & (rows["workload"] == "sharegpt")]
+    rates = saturated.groupby(["system", "n"])["tokens_per_s"].mean()
+    generate = rows[rows["part"] == "generate"]
+    evidence, device = rows.iloc[0]["evidence"], rows.iloc[0]["device"]
+    found = []
+    if len(generate) and ("vllm", 1) in rates:
+        found.append(Judgement("hf-24x", rates["vllm", 1] / generate["tokens_per_s"].mean(), evidence,
+                               note=f"OPT-13B on {device}, ShareGPT: vLLM saturated with 12 GB of K/V, over transformers' generate with "
+                                    "static batches of as many requests as fit the pool at their maximum length."))
+    several = sorted(n for system, n in rates.index if n > 1 and system == "vllm")
+    if several and ("orca-max", several[0]) in rates:
+        n = several[0]
+        found.append(Judgement("tgi-3.5x", rates["vllm", n] / rates["orca-max", n], evidence,
+                               note=f"OPT-13B on {device}, ShareGPT, {n} completions a request: vLLM over Orca (Max), which stands in for "
+                                    "Text Generation Inference."))
+    return found
