@@ -35,6 +35,7 @@ help: ## this list
 	@echo "  ONLY=\"NAME ...\"   only these experiments (names as in experiments/)"
 	@echo "  LENGTHS=FILE.csv  prompt and output lengths of your own instead of the embedded ones"
 	@echo "  JOBS=N            worker processes (default: one a core)"
+	@echo "  BUDGET=30m        with a GPU: time for measuring on it first (default 2h; 0 for none)"
 	@echo "  TESTS=\"FILE ...\"  only these tests"
 	@echo "  HUB=1             allow the Hugging Face hub"
 	@echo "  PYTHON=PATH       the Python for set-up (3.11 or newer)"
