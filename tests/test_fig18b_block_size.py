@@ -31,6 +31,17 @@ def test_recorded_kernel_times_are_taken_over_the_reference_block_size(tmp_path)
         (8, 1.2, "recorded", "GPU"), (16, 1.0, "recorded", "GPU")]
 
 
+def test_the_kernel_counts_end_to_end_where_it_is_slower_and_blocks_are_no_larger_than_the_reference(tmp_path, monkeypatch):
+    monkeypatch.setenv("REPRO_ROOT", str(tmp_path))
+    path = study.recorded_path("h200")
+    path.parent.mkdir(parents=True)
+    times = {4: 99, 8: 120, 16: 100, 128: 101}
+    path.write_text(HEADER + "".join(f"block_sizes,ours,40 x 128,64.0,ragged,{size}.0,{us},GPU\n" for size, us in times.items()))
+    points = study.points(study.Params(block_sizes=tuple(times)))
+    both = [point.arguments for point in points if point.arguments.get("effects") == study.BOTH]
+    assert {(run["block_size"], run["kernel"]) for run in both} == {(8, 1.2), (16, 1.0)}
+
+
 def test_a_slower_kernel_serves_more_slowly():
     run = dict(workload="sharegpt", rate=1.5, duration_s=60.0, block_size=8, seed=0, effects=study.BOTH, lengths=None)
     as_measured, slower = (study.served_with(kernel=kernel, **run)["latency_s_per_token"] for kernel in (1.0, 2.0))
