@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 
+from repro import paths
 from repro.errors import UserError
 from repro.studies import fig18b_block_size as study
 
@@ -33,11 +34,11 @@ def test_recorded_kernel_times_are_taken_over_the_reference_block_size(tmp_path)
 
 def test_the_kernel_counts_end_to_end_where_it_is_slower_and_blocks_are_no_larger_than_the_reference(tmp_path, monkeypatch):
     monkeypatch.setenv("REPRO_ROOT", str(tmp_path))
-    path = study.recorded_path("h200")
+    path = paths.folders().experiments / "recorded" / "h200" / "kernels" / "kernels.csv"
     path.parent.mkdir(parents=True)
     times = {4: 99, 8: 120, 16: 100, 128: 101}
     path.write_text(HEADER + "".join(f"block_sizes,ours,40 x 128,64.0,ragged,{size}.0,{us},GPU\n" for size, us in times.items()))
-    points = study.points(study.Params(block_sizes=tuple(times)))
+    points = study.points(study.Params(block_sizes=tuple(times), gpu="h200"))
     both = [point.arguments for point in points if point.arguments.get("effects") == study.BOTH]
     assert {(run["block_size"], run["kernel"]) for run in both} == {(8, 1.2), (16, 1.0)}
 

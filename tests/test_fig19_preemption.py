@@ -98,6 +98,14 @@ def test_without_all_recorded_rows_the_shapes_are_not_judged(lost):
     assert study._judge_shapes(kept) == study._judge_shapes(rows[:0]) == []
 
 
+def test_where_only_a_part_was_measured_here_the_evidence_is_the_weaker_and_both_devices_are_named():
+    rows = recorded({study.RECOMPUTE: FLAT, study.SWAP_2023: FALLING, study.SWAP_BATCHED: FLAT})
+    rows.loc[rows["way"] == study.RECOMPUTE, ["evidence", "device"]] = ["measured", "mine"]
+    judged, = study._judge_shapes(rows)
+    assert judged.evidence == "recorded"
+    assert judged.note.startswith("mine, GPU, ")
+
+
 def test_a_gpu_that_is_not_recorded_leaves_the_rest_as_it_is(small):
     params = study.Params(rates=(6.0, 4.0), block_sizes=(16, 64), duration_s=60.0, seeds=(0,), gpu="none")
     assert not [point for point in study.points(params) if point.function.__name__.startswith("recorded")]
