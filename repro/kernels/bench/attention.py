@@ -28,7 +28,7 @@ TOLERANCE = {
 
 
 def ragged_lens() -> list[int]:
-    """64 contexts, log-normal (sigma 1), clipped to [1, 2048]; the mean is near 540."""
+    """64 contexts, log-normal (sigma 1), clipped to [1, 2048]; the mean is 619."""
     return [int(n) for n in np.clip(np.random.default_rng(0).lognormal(math.log(400), 1, 64), 1, 2048)]
 
 
