@@ -110,6 +110,11 @@ class Run:
     params: Any
     folders: paths.Folders = field(repr=False)
 
+    @property
+    def measures_time(self) -> bool:
+        """Whether some of its rows are wall-clock measurements of this machine, which never come out equal twice."""
+        return any(point.alone for point in self.study.points(self.params))
+
     def rows(self) -> pd.DataFrame:
         """Every point's rows, in the order of the study's points; computes and keeps those that are missing.
 
@@ -184,8 +189,8 @@ class Run:
         return figures
 
     def _is_cheap(self) -> bool:
-        """Whether computing all points takes so little that checking a figure can begin with it."""
-        return provenance.read_json(self.manifest_path).get("seconds_of_computing", math.inf) < CHEAP_S
+        """Whether checking a figure can begin with computing all points: it takes little, and gives the same rows again."""
+        return not self.measures_time and provenance.read_json(self.manifest_path).get("seconds_of_computing", math.inf) < CHEAP_S
 
     def judge(self, rows: pd.DataFrame) -> pd.DataFrame:
         """The study's verdicts on the paper's claims, merged into claims.json beside the figures."""

@@ -3,8 +3,9 @@
 A figure carries the hashes of its rows, parameters and computing code, and so does the sidecar beside it.
 Parameters and code are hashed again from the checkout; the rows beside the figure, and those in results/ if
 they are there, are compared with what it carries; the figure is drawn again from its rows and must come out
-byte for byte. What computes for seconds only is computed again, too; the rest on request. What cannot be
-checked is said, never passed.
+byte for byte. What computes for seconds only is computed again, too; the rest on request, but for
+experiments that measure wall-clock time: their rows are never the same twice. What cannot be checked is
+said, never passed.
 """
 
 from __future__ import annotations
@@ -105,18 +106,18 @@ def _variant(path: Path, scale: str | None) -> str | None:
 
 def made_again(path: Path, recompute: bool) -> Again | None:
     """The figure's experiment once more: computed in a temporary folder if that is cheap or asked for, else
-    only drawn from the rows beside the figure. None for a run with parameters of its own, and without
-    rows."""
+    only drawn from the rows beside the figure, as are wall-clock measurements always. None for a run with
+    parameters of its own, and without rows."""
     import matplotlib
 
     matplotlib.use("Agg")
     embedded, beside = read_embedded(path), read_json(path.with_suffix(".json"))
     stem, scale = embedded["experiment"], embedded["scale"]
     rows = path.with_name(f"{stem}.csv")
-    if _variant(path, scale) == "custom" or not (rows.is_file() or recompute):
-        return None
     run = experiment.open(stem, scale)
-    if not (recompute or beside.get("cheap")):
+    if _variant(path, scale) == "custom" or not (rows.is_file() or recompute and not run.measures_time):
+        return None
+    if run.measures_time or not (recompute or beside.get("cheap")):
         return Again(None, run.study.draw(read_rows(rows), run.params))
     with tempfile.TemporaryDirectory(prefix="repro-verify-") as folder:
         elsewhere = replace(run.folders, points=Path(folder), results=Path(folder), figures=Path(folder))

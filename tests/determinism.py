@@ -5,8 +5,9 @@ same bytes.
 
 The ways differ in worker processes, hash seed, locale, time zone and the order of experiments and of points.
 One more stands for another type of processor: NumPy and OpenBLAS are kept from using the newer instructions
-that this one has; there values may differ by 1e-9. `make determinism` does all experiments at SCALE=smoke;
-the suite does the cheapest.
+that this one has; there values may differ by 1e-9. Experiments that measure wall-clock time are left out, as
+their rows are never the same twice. `make determinism` does all others at SCALE=smoke; the suite does the
+cheapest.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def differences(one: Path, other: Path, close: bool) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None, ways: Sequence[str] = tuple(WAYS)) -> int:
     """Compute in each of the ways and compare with the first; returns how many differ from it."""
-    from repro import paths
+    from repro import experiment, paths
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--scale", default="smoke")
@@ -137,6 +138,10 @@ def main(arguments: Sequence[str] | None = None, ways: Sequence[str] = tuple(WAY
     if options.work:
         work(stems, options.scale)
         return 0
+    timed = [stem for stem in stems if experiment.open(stem, options.scale).measures_time]
+    if timed:
+        print(f"left out, as they measure time: {', '.join(timed)}", flush=True)
+    stems = [stem for stem in stems if stem not in timed]
     wrong = 0
     with tempfile.TemporaryDirectory(prefix="repro-ways-") as folder:
         for number, name in enumerate(ways):

@@ -28,6 +28,7 @@ class StepTimes:
     per_context_s  [n]     and what each token of context adds
     mixed_seqs, mixed_prompt   [k], [m]  numbers of decoding sequences and of prompt tokens
     mixed_s        [k, m]  a step with both, without any context
+    shortest_s     no step takes less, whatever noise or a line beyond the table would say; positive, or time would stand still
     """
 
     name: str
@@ -38,6 +39,11 @@ class StepTimes:
     mixed_seqs: tuple[int, ...]
     mixed_prompt: tuple[int, ...]
     mixed_s: tuple[tuple[float, ...], ...]
+    shortest_s: float
+
+    def __post_init__(self) -> None:
+        if not self.shortest_s > 0:
+            raise UserError(f"step times of {self.name}: the shortest step takes {self.shortest_s} s; it must take some time; measure again")
 
     @classmethod
     def of(cls, name: str, rows: Iterable[Mapping[str, Any]], padded: bool) -> StepTimes:
@@ -49,13 +55,17 @@ class StepTimes:
                 decode.setdefault(int(row["seqs"]), []).append((float(row["context_tokens"]), float(row["seconds"])))
         lines = {}
         for seqs, points in sorted(decode.items()):
-            if len(points) < 2:
+            contexts, seconds = zip(*points)
+            if len(set(contexts)) < 2:
                 raise UserError(f"step times of {name}: decoding with {seqs} sequences is there at one context only; measure again")
-            slope, alone = np.polyfit(*zip(*points), 1)
-            lines[seqs] = alone, max(slope, 0.0)
+            slope, alone = map(float, np.polyfit(contexts, seconds, 1))
+            # More context never saves time; where noise says so, it costs nothing.
+            lines[seqs] = (alone, slope) if slope > 0 else (float(np.mean(seconds)), 0.0)
         if not lines:
             raise UserError(f"step times of {name}: no decoding step is there; measure again")
         mixed = {(int(row["seqs"]), int(row["prompt_tokens"])): row for row in rows if row["prompt_tokens"]}
+        if not mixed:
+            raise UserError(f"step times of {name}: no step with a prompt is there; measure again")
         mixed_seqs, mixed_prompt = (sorted({key[place] for key in mixed}) for place in (0, 1))
         slope_at = np.interp(mixed_seqs, list(lines), [slope for _, slope in lines.values()])
         try:
@@ -63,7 +73,8 @@ class StepTimes:
                                   for prompt in mixed_prompt) for seqs, slope in zip(mixed_seqs, slope_at))
         except KeyError as missing:
             raise UserError(f"step times of {name}: (sequences, prompt tokens) = {missing} is missing; measure again") from None
-        return cls(name, padded, tuple(lines), *zip(*lines.values()), tuple(mixed_seqs), tuple(mixed_prompt), mixed_s)
+        shortest = min(seconds for points in decode.values() for _, seconds in points)
+        return cls(name, padded, tuple(lines), *zip(*lines.values()), tuple(mixed_seqs), tuple(mixed_prompt), mixed_s, shortest)
 
     def decode_s(self, seqs: int) -> tuple[float, float]:
         """Seconds of a decoding step without context, and per token of context."""
@@ -80,7 +91,7 @@ class StepTimes:
             constant = _line(output.num_decode_seqs, self.mixed_seqs, columns)
         context = output.context_tokens
         while True:
-            yield constant + per_token * context
+            yield max(self.shortest_s, constant + per_token * context)
             context += output.num_decode_seqs
 
 

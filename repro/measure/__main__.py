@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from repro.config import DEPLOYMENTS
 from repro.errors import UserError
 from repro.measure.budget import seconds_of
-from repro.provenance import canonical_json, machine, pretty_json, read_json, sha256_text
-from repro.store import write_atomically
+from repro.provenance import machine, pretty_json, read_json
+from repro.store import locked, write_atomically
 from repro.systems import SYSTEMS
 
 METHOD = (
@@ -25,10 +27,10 @@ METHOD = (
 )
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m repro.measure", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for serving.csv and manifest.json")
-    parser.add_argument("--budget", default="2h", help="time for measuring, such as 90s, 30m or 2h (default: %(default)s)")
+    parser.add_argument("--budget", default="2h", help="time in all, such as 90s, 30m or 2h (default: %(default)s)")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--model", help="default: opt-13b on a GPU, smollm2 on a CPU")
     parser.add_argument("--dtype", help="default: float16 on a GPU, float32 on a CPU")
@@ -37,8 +39,10 @@ def main() -> int:
     parser.add_argument("--also-code", nargs="+", default=[], metavar="HASH",
                         help="let rows measured by earlier code count, too (the column `code` says by which)")
     parser.add_argument("--commit", help="the code's commit, where git cannot tell it")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     budget_s, on_gpu = seconds_of(options.budget), options.device == "cuda"
+    if options.kv_slots is not None and options.kv_slots < 1:
+        raise UserError(f"--kv-slots {options.kv_slots} must be at least 1")
     model = options.model or ("opt-13b" if on_gpu else "smollm2")
     dtype = options.dtype or ("float16" if on_gpu else "float32")
     kv_slots = options.kv_slots or (DEPLOYMENTS["opt-13b"].kv_slots if on_gpu else 4096)
@@ -47,13 +51,19 @@ def main() -> int:
     if on_gpu and not torch.cuda.is_available():
         raise UserError("no CUDA GPU here; rows recorded on an H200 are in experiments/recorded/h200/serving, and --device cpu "
                         "measures a small model")
-    from repro import keys
-    from repro.measure import calibrate, plan
-    from repro.measure.bench import Bench
-
     setting = {"model": model, "dtype": dtype, "kv_slots": kv_slots}
-    code = sha256_text(canonical_json([setting, keys.identify(calibrate.cells, {}).code]))
+    with locked(options.out / ".lock", wait=False, about="python -m repro.measure"):
+        return measure_into(options, setting, budget_s, on_gpu)
+
+
+def measure_into(options: argparse.Namespace, setting: dict[str, Any], budget_s: float, on_gpu: bool) -> int:
+    """What main does once it knows what to measure. The budget counts from here: the engine's start is part of it."""
+    from repro.measure import plan
+    from repro.measure.bench import Bench, device_name
+
+    code = plan.code_hash(device=device_name(on_gpu), **setting)
     rows = plan.Rows(options.out / plan.ROWS, code, options.also_code)
+    model, dtype, kv_slots = setting.values()
     bench = Bench(model, kv_slots, options.device, dtype)
     print(f"{bench.device_name}, {model} in {dtype}: {bench.num_blocks} blocks; ready after {bench.boot_s:.0f} s", flush=True)
     manifest = {**machine(), "device": bench.device_name, "cuda": torch.version.cuda, **setting, "boot_s": round(bench.boot_s, 1),
@@ -61,11 +71,11 @@ def main() -> int:
     if options.commit:
         manifest["commit"] = options.commit
     earlier = read_json(options.out / "manifest.json")
-    if rows.rows:  # this call goes on with what another one began
+    if rows.all:  # this call goes on with what another one began
         manifest["earlier_parts"] = [*earlier.pop("earlier_parts", []), earlier]
     write_atomically(options.out / "manifest.json", pretty_json(manifest))
     timing = plan.GPU_TIMING if on_gpu else plan.CPU_TIMING
-    left_out = plan.work_through(plan.steps(bench, rows, timing, tuple(options.systems)), rows, budget_s, **setting)
+    left_out = plan.work_through(plan.steps(bench, rows, timing, tuple(options.systems)), rows, budget_s - bench.boot_s, **setting)
     write_atomically(options.out / "manifest.json", pretty_json(manifest | {"at_the_end": ceilings(on_gpu), "points_left_out": left_out}))
     print(f"{len(rows.rows)} rows in {options.out / plan.ROWS}" + (f"; {left_out} points left out, as the budget of {options.budget} "
                                                                  "would be overrun: call again to go on" if left_out else ""))

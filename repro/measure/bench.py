@@ -28,7 +28,6 @@ from repro.memory.paged import PagedKVCacheManager
 from repro.scheduler import Scheduler, SchedulerConfig, SchedulerOutput
 from repro.sequence import Request
 
-
 #: a host that is busy for more of the time than this, and so hardly ever waits for the GPU, is what limits a run
 CLIENT_BOUND = 0.9
 
@@ -46,7 +45,7 @@ class Bench:
         # Only model and pool matter here; the card that is emulated is that of Table 1.
         self.deployment = deployment = Deployment(self.loaded.config, DEVICES["a100-40gb"], 1, kv_slots)
         self.on_gpu = self.loaded.device.type == "cuda"
-        self.device_name = torch.cuda.get_device_name() if self.on_gpu else "CPU"
+        self.device_name = device_name(self.on_gpu)
         self.num_blocks = deployment.num_blocks(BLOCK_SIZE)
         self.store = KVStore(self.loaded.config, self.num_blocks, BLOCK_SIZE, 0, self.loaded.dtype, self.loaded.device)
         self.executor = self.make_executor(self.paged(), self.store)
@@ -89,9 +88,9 @@ class Bench:
         manager = load.manager_on(self.deployment)
         self.executor.reset(manager)
         batch = [self.submit(request) for request in load.requests]
-        clock = WallClock()
+        clock = IdleClock()
         row = run(load, self.deployment, self.executor, clock, manager, batch)
-        host_share = 1 - self.executor.waited_s / clock.now if self.on_gpu else 0.0
+        host_share = 1 - (self.executor.waited_s + clock.idle_s) / clock.now if self.on_gpu else 0.0
         if host_share > CLIENT_BOUND:
             row["mark"] = "client-bound"
         self.executor.flush()
@@ -115,6 +114,19 @@ class Bench:
             self.executor = kept
 
 
+class IdleClock(WallClock):
+    """Also knows for how long there was nothing to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle_s = 0.0
+
+    def wait_until(self, moment: float) -> None:
+        began = self.now
+        super().wait_until(moment)
+        self.idle_s += self.now - began
+
+
 class Durations(Observer):
     """Seconds of each iteration, as the host sees them."""
 
@@ -125,6 +137,10 @@ class Durations(Observer):
     def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
         self.seconds.append(engine.clock.now - start_s)
         self.outputs.append((output.num_decode_seqs, output.context_tokens, output.num_prefill_tokens))
+
+
+def device_name(on_gpu: bool) -> str:
+    return torch.cuda.get_device_name() if on_gpu else "CPU"
 
 
 def gpu_state(on_gpu: bool) -> dict[str, float | None]:

@@ -20,6 +20,8 @@ AUTO = "auto"
 NONE = "none"
 DEFAULT = "h200"
 KERNELS, SERVING = "kernels", "serving"
+#: rows measured with other ones of these do not go together
+_SETTING = ("device", "model", "dtype", "kv_slots")
 _TEXT = {"key", "code", "kind", "system", "workload", "trace_hash", "mark", "evidence", "device", "model", "dtype"}
 
 
@@ -28,13 +30,14 @@ def own_folder() -> Path:
     return paths.folders("paper").points / "measured"
 
 
-def find(gpu: str, kind: str) -> tuple[Path, str]:
+def find(gpu: str, kind: str, needs: str | None = None) -> tuple[Path, str]:
     """The rows file of a kind of measurement (a folder with a file of that name), and its evidence: "measured" or "recorded".
 
-    The file need not be there. UserError for a GPU that is not recorded.
+    This machine's own file is taken only if it has a row whose `kind` is `needs` (None: any): a short budget may not have come
+    so far. The file need not be there. UserError for a GPU that is not recorded.
     """
     own = own_folder() / kind / f"{kind}.csv"
-    if gpu == AUTO and own.is_file():
+    if gpu == AUTO and own.is_file() and (needs is None or any(row["kind"] == needs for row in read(own, "measured"))):
         return own, "measured"
     folder = paths.folders().experiments / "recorded"
     known = sorted(path.name for path in folder.glob("*") if path.is_dir())
@@ -43,20 +46,29 @@ def find(gpu: str, kind: str) -> tuple[Path, str]:
     return folder / (DEFAULT if gpu == AUTO else gpu) / kind / f"{kind}.csv", "recorded"
 
 
-def given(gpu: str, kind: str) -> dict[str, Any] | None:
+def given(gpu: str, kind: str, needs: str | None = None) -> dict[str, Any] | None:
     """The same as arguments of a point that reads the file; None if it is not there, or for NONE."""
     if gpu == NONE:
         return None
-    path, evidence = find(gpu, kind)
+    path, evidence = find(gpu, kind, needs)
     return {"path": path, "evidence": evidence} if path.is_file() else None
 
 
 def read(path: Path, evidence: str) -> list[dict[str, Any]]:
-    """Rows as numbers and text; empty cells are None. UserError if the file is missing."""
+    """Rows as numbers and text; empty cells are None. Of a file that `repro.measure` went on with, those that belong together:
+    measured with the setting of its last row, and of each point the newest. UserError if the file is missing or damaged."""
     if not path.is_file():
         raise UserError(f"{path} is missing; restore it, or measure on a GPU: python -m repro.measure --out {path.parent}")
-    with path.open(newline="", encoding="utf-8") as file:
-        return [{name: _value(name, text) for name, text in row.items()} | {"evidence": evidence} for row in csv.DictReader(file)]
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [{name: _value(name, text) for name, text in row.items()} | {"evidence": evidence} for row in csv.DictReader(file)]
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error}); restore it, or remove it") from error
+    if not rows or "key" not in rows[0]:
+        return rows
+    rows = [row for row in rows if all(row.get(name) == rows[-1].get(name) for name in _SETTING)]
+    newest = {row["key"]: row["code"] for row in rows}
+    return [row for row in rows if row["code"] == newest[row["key"]]]
 
 
 def _value(name: str, text: str) -> Any:

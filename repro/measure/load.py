@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from repro.config import Deployment
+from repro.config import Deployment, lookup
 from repro.engine import Clock, Engine, Observer, Outcome, VirtualClock
 from repro.errors import UserError
 from repro.executor.interface import Executor
@@ -38,6 +38,8 @@ FLOOD = {"sharegpt": 60.0, "alpaca": 400.0}
 #: equal parts of the window, whose spread gives the interval of its throughput
 NUM_PARTS = 5
 _T_95 = 2.776  # Student's t for NUM_PARTS means
+#: a latency run ends at this multiple of its window's end: beyond saturation it would take as long as its backlog
+END = 4
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
@@ -56,6 +58,7 @@ class Load:
     max_model_len: int = 2048
 
     def __post_init__(self) -> None:
+        lookup("workload", FLOOD, self.workload)
         if not 0 <= self.warm_s < self.stop_s < math.inf:
             raise UserError(f"a window from {self.warm_s} to {self.stop_s} s is none; need 0 <= warm_s < stop_s")
 
@@ -70,6 +73,11 @@ class Load:
             return make_trace(self.workload, self.rate, self.stop_s, self.seed, max_model_len=self.max_model_len)
         flood = make_trace(self.workload, FLOOD[self.workload], self.stop_s, self.seed, max_model_len=self.max_model_len)
         return replace(flood, arrival_s=np.zeros(len(flood)))
+
+    @property
+    def end_s(self) -> float:
+        """When the run is ended, whatever has not finished."""
+        return self.stop_s if self.rate is None else END * self.stop_s
 
     @property
     def requests(self) -> list[Request]:
@@ -88,9 +96,11 @@ class Load:
 
 class Window(Observer):
     """Useful tokens in equal parts of the window, iterations, and preemptions (§6.1: tokens of finished members that a static
-    batch computes along are not useful)."""
+    batch computes along are not useful). An iteration over an edge counts by the share of its time. In virtual time no iterations
+    are advanced together beyond the window's edges and `end_s`, the end of the run."""
 
-    def __init__(self, start_s: float, stop_s: float) -> None:
+    def __init__(self, start_s: float, stop_s: float, end_s: float = math.inf) -> None:
+        self.end_s = end_s
         self.edges = np.linspace(start_s, stop_s, NUM_PARTS + 1)
         self.next_s = start_s
         self.tokens = np.zeros(NUM_PARTS)
@@ -101,13 +111,14 @@ class Window(Observer):
 
     def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
         now, scheduler = engine.clock.now, engine.scheduler
-        if now < self.edges[0] or start_s >= self.edges[-1]:
+        if start_s >= self.edges[-1]:
+            self.next_s = self.end_s
+            return
+        if now <= self.edges[0]:
             return
         if self._before is None:
             self._before, self.waiting_at_start = scheduler.num_preemptions, len(scheduler.waiting) + len(scheduler.swapped)
             self.next_s = self.edges[-1]
-        elif now >= self.edges[-1]:
-            self.next_s = math.inf
         useful = output.num_decode_seqs
         if scheduler.config.batching is Batching.REQUEST:
             useful = sum(len(group.seqs) for group in output.decodes
@@ -131,11 +142,10 @@ def run(load: Load, deployment: Deployment, executor: Executor, clock: Clock, ma
         requests: list[Request]) -> dict[str, Any]:
     """Serve the load; what the window saw, as one flat row (units in the names; pool pieces are shares of the pool)."""
     scheduler = Scheduler(manager, load.system_on(deployment).scheduler)
-    window, batch = Window(load.warm_s, load.stop_s), BatchAverage(load.warm_s, load.stop_s)
+    window, batch = Window(load.warm_s, load.stop_s, load.end_s), BatchAverage(load.warm_s, load.stop_s)
     usage = UsageSamples(load.warm_s, load.stop_s, interval_s=0.1)
     engine = Engine(scheduler, executor, clock, [window, batch, usage])
-    # A rate beyond saturation would take as long as its backlog; what it does by then is known.
-    outcomes = engine.run(requests, load.stop_s if load.rate is None else 4 * load.stop_s)
+    outcomes = engine.run(requests, load.end_s)
     mean, half = window.rates.mean(), _T_95 * window.rates.std(ddof=1) / math.sqrt(NUM_PARTS)
     finished = [outcome for outcome in outcomes if load.warm_s <= outcome.finish_s < load.stop_s]
     return {
@@ -143,7 +153,7 @@ def run(load: Load, deployment: Deployment, executor: Executor, clock: Clock, ma
         "stop_s": load.stop_s, "seed": load.seed, "n": load.n, "max_model_len": load.max_model_len, "trace_hash": load.trace.hash,
         "tokens_per_s": mean, "tokens_per_s_low": mean - half, "tokens_per_s_high": mean + half,
         "finished_rate": mean / (load.n * load.trace.output_tokens.mean()), "num_finished": len(finished),
-        "mean_batch": batch.mean, "iterations": window.iterations, "prompt_tokens_per_s": window.prompt_tokens / (load.stop_s - load.warm_s),
+        "mean_batch": None if math.isnan(batch.mean) else batch.mean, "iterations": window.iterations, "prompt_tokens_per_s": window.prompt_tokens / (load.stop_s - load.warm_s),
         "preemptions": window.preemptions,
         **{piece: usage.mean(piece) if usage.samples else None for piece in PIECES},
         **_latency(load, outcomes, clock.now), "mark": _mark(load, window, outcomes),
@@ -162,7 +172,8 @@ def _latency(load: Load, outcomes: list[Outcome], now: float) -> dict[str, Any]:
 
 
 def _mark(load: Load, window: Window, outcomes: list[Outcome]) -> str:
-    """steady, overloaded (the queue grew by a tenth of what arrived: its latency is a lower bound), or too short."""
+    """steady; queue ran empty (saturated runs); overloaded (the queue grew by a tenth of what arrived: what latency there is would
+    be higher in a longer run); or too short (fewer than 40 requests arrived in the window)."""
     arrived = sum(load.warm_s <= outcome.request.arrival_s < load.stop_s for outcome in outcomes)
     if load.rate is None:
         return "steady" if window.waiting else "queue ran empty"

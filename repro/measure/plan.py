@@ -3,13 +3,14 @@
 The most informative points come first; systems take turns within each kind of point, so that a clock that drifts hits all of
 them alike. Rates are multiples of each system's own saturated throughput on this machine: in such relative axes any GPU can be
 laid over the paper's curves. The rows file is all the state there is: it is written whole after every point, and a point whose
-row it has, from the same code, is not measured again.
+row it has, from the same code, is not measured again. Nothing that was ever measured is removed from it.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -17,11 +18,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from repro import keys
+from repro.errors import UserError
 from repro.measure import calibrate, generate
 from repro.measure.bench import Bench
 from repro.measure.load import Load
 from repro.measure.recompute import recompute_row
 from repro.progress import duration
+from repro.provenance import canonical_json, sha256_text
 from repro.store import write_atomically
 
 ROWS = "serving.csv"
@@ -57,16 +61,17 @@ class Step:
 
 def steps(bench: Bench, rows: Rows, timing: dict[str, Timing], systems: tuple[str, ...]) -> Iterator[Step]:
     """Every point in order. Later ones look at the rows of earlier ones, so they are made as they come."""
+    load_on = partial(Load, max_model_len=bench.loaded.config.max_model_len)
     for workload, times in timing.items():
         for name in systems:
             stop_s = times.request_level_s if name == "faster-transformer" else times.saturated_s
-            load = Load(name, workload, None, times.warm_s, stop_s)
+            load = load_on(name, workload, None, times.warm_s, stop_s)
             yield Step(f"saturated/{workload}/{name}", stop_s + 2, lambda load=load: [bench.measure(load)])
     if bench.on_gpu:
         for size in BLOCK_SIZES:
             yield Step(f"recompute/{size}", 3, lambda size=size: [recompute_row(bench, size)])
         for name in ("vllm", "orca-max"):
-            load = Load(name, "sharegpt", None, timing["sharegpt"].warm_s, timing["sharegpt"].saturated_s, n=SAMPLES)
+            load = load_on(name, "sharegpt", None, timing["sharegpt"].warm_s, timing["sharegpt"].saturated_s, n=SAMPLES)
             yield Step(f"saturated/sharegpt/{name}/{SAMPLES}", load.stop_s + 2, lambda load=load: [bench.measure(load)])
         if generate.fits(bench):
             yield Step("generate/sharegpt", 60, lambda: [generate.generate_row(bench, "sharegpt")])
@@ -74,41 +79,63 @@ def steps(bench: Bench, rows: Rows, timing: dict[str, Timing], systems: tuple[st
     for multiple in MULTIPLES:
         for workload, times in timing.items():
             for name in systems:
-                found = rows.find(f"saturated/{workload}/{name}")
-                if found is not None:
-                    rate = multiple * float(found["finished_rate"])
-                    # Where requests are few, the window is longer, so that enough of them arrive to take a mean.
-                    stop_s = max(times.latency_s, times.warm_s + min(60 / rate, 2 * times.latency_s))
-                    load = Load(name, workload, rate, times.warm_s, stop_s, seed=1)
-                    yield Step(f"latency/{workload}/{name}/{multiple:g}", 1.2 * stop_s,
-                               lambda load=load, multiple=multiple: [bench.measure(load) | {"multiple": multiple}])
+                key, found = f"latency/{workload}/{name}/{multiple:g}", rows.find(f"saturated/{workload}/{name}")
+                rate = multiple * float(found["finished_rate"]) if found is not None else 0.0
+                if not rate:  # without its saturation nobody knows its rate, so it is left out
+                    yield Step(key, math.inf, list)
+                    continue
+                # Where requests are few, the window is longer, so that enough of them arrive to take a mean.
+                stop_s = max(times.latency_s, times.warm_s + min(60 / rate, 2 * times.latency_s))
+                load = load_on(name, workload, rate, times.warm_s, stop_s, seed=1)
+                yield Step(key, 1.2 * stop_s, lambda load=load, multiple=multiple: [bench.measure(load) | {"multiple": multiple}])
+
+
+def code_hash(**setting: Any) -> str:
+    """The hash of all that measures a point, and of what it measures on: rows with equal hashes belong together."""
+    others = [generate.generate_row, recompute_row]
+    return sha256_text(canonical_json([setting, keys.identify(calibrate.cells, {"others": others}).code]))
 
 
 class Rows:
-    """The rows file: `code` is the hash of what measures. Rows of other code do not count, unless it is named in `also`."""
+    """The rows file, in the order of measurement: `code` is the hash of what measures. Rows of other code stay in the file but do
+    not count, unless it is named in `also`. UserError if the file is none of ours."""
 
     def __init__(self, path: Path, code: str, also: Collection[str] = ()) -> None:
         self.path, self.code = path, code
-        self.rows: list[dict[str, Any]] = []
+        self._counting = {code, *also}
+        self.all: list[dict[str, Any]] = []
         if path.is_file():
             with path.open(newline="", encoding="utf-8") as file:
-                self.rows = [row for row in csv.DictReader(file) if row["code"] in (code, *also)]
+                reader = csv.DictReader(file)
+                self.all = list(reader)
+            if not {"key", "code"} <= set(reader.fieldnames or ()) or any(None in row for row in self.all):
+                raise UserError(f"{path} does not hold rows of this program; name another folder, or move it away")
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Those that count."""
+        return [row for row in self.all if row["code"] in self._counting]
 
     def find(self, key: str) -> dict[str, Any] | None:
-        return next((row for row in self.rows if row["key"] == key), None)
+        """The first row of the newest measurement of a point, None if none counts."""
+        found = [row for row in self.rows if row["key"] == key]
+        return next((row for row in found if row["code"] == found[-1]["code"]), None)
 
     def add(self, key: str, rows: list[dict[str, Any]], **about: Any) -> None:
-        self.rows += [{"key": key, "code": self.code, **row, **about} for row in rows]
+        self.all += [{"key": key, "code": self.code, **row, **about} for row in rows]
         text = io.StringIO()
-        columns = dict.fromkeys(name for row in self.rows for name in row)
+        columns = dict.fromkeys(name for row in self.all for name in row)
         writer = csv.DictWriter(text, list(columns), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(self.rows)
+        writer.writerows(self.all)
         write_atomically(self.path, text.getvalue().encode())
 
 
 def work_through(points: Iterator[Step], rows: Rows, budget_s: float, say: Callable[[str], None] = partial(print, flush=True), **about: Any) -> int:
-    """Measure what is missing until the budget would be overrun; how many points had to be left out."""
+    """Measure what is missing and does not overrun the budget; how many points had to be left out.
+
+    A later point that takes less may still fit. One that cannot be measured, for want of memory say, is left out as well.
+    """
     started, left_out = time.monotonic(), 0
     for step in points:
         if rows.find(step.key) is not None:
@@ -117,7 +144,13 @@ def work_through(points: Iterator[Step], rows: Rows, budget_s: float, say: Calla
         if spent + step.expected_s > budget_s:
             left_out += 1
             continue
-        rows.add(step.key, step.measure(), **about)
+        try:
+            measured = step.measure()
+        except UserError as error:
+            say(f"{step.key}: not measured: {error}")
+            left_out += 1
+            continue
+        rows.add(step.key, measured, **about)
         took = time.monotonic() - started - spent
         say(f"{step.key}: {duration(took)}; {duration(spent + took)} of {duration(budget_s)}")
     return left_out

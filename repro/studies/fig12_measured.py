@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from repro import paper
 from repro.claims import Judgement
 from repro.config import DEPLOYMENTS
+from repro.errors import UserError
 from repro.executor.step_times import StepTimes
 from repro.experiment import Point
 from repro.measure import kept
@@ -39,7 +40,9 @@ CAPTION = {
                              "trace: equal within the noise of where a window falls.",
 }
 WORKLOADS = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}
-METRICS = ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "mean_batch", "latency_s_per_token", "preemptions", *PIECES)
+MARKS = {"overloaded": "↑"}
+KINDS = ("saturated", "latency", "generate")
+METRICS = ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "finished_rate", "mean_batch", "latency_s_per_token", "preemptions", *PIECES)
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,10 @@ class Params:
 
 
 def points(params: Params) -> list[Point]:
-    path, evidence = kept.find(params.gpu, kept.SERVING)
-    rows = [row for row in kept.read(path, evidence) if row["kind"] in ("saturated", "latency", "generate")]
+    path, evidence = kept.find(params.gpu, kept.SERVING, needs="saturated")
+    rows = [row for row in kept.read(path, evidence) if row["kind"] in KINDS]
+    if not rows:
+        raise UserError(f"gpu = {params.gpu!r}: {path} holds no run of a system; measure for longer")
     replays = [Point(replayed, {"path": path, "evidence": evidence, "key": row["key"]}, weight=10.0)
                for row in rows if row["kind"] == "saturated" and row["n"] in (None, 1)]
     return [Point(measured, {"path": path, "evidence": evidence}), *replays]
@@ -64,8 +69,9 @@ def measured(path: Path, evidence: str) -> list[dict[str, Any]]:
     """The rows of the file that this study draws, with the columns it needs."""
     return [{"part": row["kind"], "system": row["system"], "workload": row["workload"], "n": row.get("n") or 1, "rate": row.get("rate"),
              "multiple": row.get("multiple"), "mark": row.get("mark"), **{name: row.get(name) for name in METRICS},
+             "model": row["model"], "kv_slots": row["kv_slots"],
              "evidence": evidence, "device": row["device"], "seed": row.get("seed"), "trace_hash": row["trace_hash"]}
-            for row in kept.read(path, evidence) if row["kind"] in ("saturated", "latency", "generate")]
+            for row in kept.read(path, evidence) if row["kind"] in KINDS]
 
 
 def load_of(row: dict[str, Any]) -> Load:
@@ -78,11 +84,11 @@ def replayed(path: Path, evidence: str, key: str) -> dict[str, Any]:
     """A saturated run again, with every step as long as the measured mean."""
     row = next(row for row in kept.read(path, evidence) if row["key"] == key)
     step_s = (row["stop_s"] - row["warm_s"]) / row["iterations"]
-    steps = StepTimes("replay", False, (1,), (step_s,), (0.0,), (0,), (1,), ((step_s,),))
+    steps = StepTimes("replay", False, (1,), (step_s,), (0.0,), (0,), (1,), ((step_s,),), step_s)
     deployment = replace(DEPLOYMENTS["opt-13b"], kv_slots=row["kv_slots"])
     found = predict(load_of(row), deployment, steps)
     return {"part": "replayed", **{name: found[name] for name in ("system", "workload", "n", "rate", "mark", *METRICS)}, "multiple": None,
-            "evidence": "replayed", "device": None, "seed": found["seed"], "trace_hash": found["trace_hash"]}
+            "model": row["model"], "kv_slots": row["kv_slots"], "evidence": "replayed", "device": None, "seed": found["seed"], "trace_hash": found["trace_hash"]}
 
 
 def ratios(rows: pd.DataFrame, workload: str) -> dict[str, float]:
@@ -107,7 +113,8 @@ def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
         for axis, workload in zip(axes, WORKLOADS):
             _draw_throughput(axis, rows, workload, plotting)
         axes[0].set_ylabel("useful output tokens/s")
-        plotting.footer(throughput, clocked, note="vLLM's multiple under each name: here (the paper)")
+        setting = "{model}, {kv_slots:,.0f} slots".format_map(rows.iloc[0])
+        plotting.footer(throughput, clocked, note=f"{setting}; vLLM's multiple under each name: here (the paper)")
         figures = {"fig12_measured": throughput, "fig12_measured_memory": _draw_memory(rows, plotting)}
         if (rows["part"] == "latency").any():
             figures["fig12_measured_latency"] = _draw_latency(rows, plotting)
@@ -129,7 +136,8 @@ def _draw_throughput(axis: Axes, rows: pd.DataFrame, workload: str, plotting: An
         axis.bar(place, mean, 0.62, color=looks[name].color, edgecolor="black", linewidth=0.8)
         axis.errorbar(place, mean, [[mean - found["tokens_per_s_low"].mean()], [found["tokens_per_s_high"].mean() - mean]],
                       color="black", linewidth=1, capsize=3)
-        axis.annotate(f"{mean:,.0f}", (place, found["tokens_per_s_high"].max()), (0, 3), textcoords="offset points", ha="center", fontsize=8.5)
+        marks = sorted(set(found["mark"].dropna()) - {"steady"})
+        axis.annotate("\n".join([*marks, f"{mean:,.0f}"]), (place, found["tokens_per_s_high"].max()), (0, 3), textcoords="offset points", ha="center", fontsize=8.5)
     axis.set_xticks(range(len(names)), names, fontsize=8.5)
     axis.yaxis.set_major_formatter("{x:,.0f}")
     axis.grid(axis="x", visible=False)
@@ -162,18 +170,26 @@ def _draw_latency(rows: pd.DataFrame, plotting: Any) -> Figure:
         if chosen.empty or saturated.empty:
             axis.text(0.5, 0.5, "not measured", ha="center", transform=axis.transAxes, color="#888888")
             continue
-        sustained = (chosen["rate"] / chosen["multiple"])[chosen["system"] == "vllm"].mean()
-        drawn = paper.figure("fig12")[f"opt-13b/{workload}"]
-        edge = paper.crossings("fig12", 0.5)[f"opt-13b/{workload}"]["vllm"]
-        plotting.curves(axis, chosen.assign(relative=chosen["rate"] / sustained), "relative", "latency_s_per_token",
-                        paper={name: [(rate / edge, value) for rate, value in drawn[name]] for name in SYSTEMS if name in drawn})
+        sustained = saturated["finished_rate"].mean()
+        panel = f"opt-13b/{workload}"
+        drawn, edge = paper.figure("fig12")[panel], paper.crossings("fig12", 0.5)[panel]["vllm"]
+        chosen = chosen.assign(relative=chosen["rate"] / sustained)
+        for _, row in chosen[chosen["mark"] != "steady"].dropna(subset=["latency_s_per_token"]).iterrows():
+            axis.annotate(MARKS.get(row["mark"], "?"), (row["relative"], row["latency_s_per_token"]), (0, 4),
+                          textcoords="offset points", fontsize=10, ha="center")
+        plotting.curves(axis, chosen, "relative", "latency_s_per_token",
+                        paper={name: [(rate / edge, value) for rate, value in paper.points("fig12", panel, name)]
+                               for name in SYSTEMS if name in drawn})
         axis.set(xlabel="request rate / what vLLM sustains", ylabel="normalized latency (s/token)", yscale="log", xlim=(0, 1.3))
     plotting.legend(figure, latency, with_paper=True)
-    plotting.footer(figure, latency, with_paper=True)
+    plotting.footer(figure, latency, with_paper=True, note="↑ overloaded, a lower bound; ? too short, or the host was the limit")
     return figure
 
 
 def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
+    papers = DEPLOYMENTS["opt-13b"]
+    if {*rows["model"]} != {papers.model.name} or {*rows["kv_slots"]} != {papers.kv_slots}:
+        return []  # another model or pool says nothing about the claims
     saturated = rows[(rows["part"] == "saturated") & (rows["workload"] == "sharegpt")]
     rates = saturated.groupby(["system", "n"])["tokens_per_s"].mean()
     generate = rows[rows["part"] == "generate"]

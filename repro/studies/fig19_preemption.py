@@ -81,8 +81,9 @@ class Params:
 
 
 def points(params: Params) -> list[Point]:
-    sources = ((recorded_swaps, kept.KERNELS), (recorded_recomputations, kept.SERVING))
-    recorded = [Point(read, given, weight=0.1 * params.duration_s) for read, kind in sources if (given := kept.given(params.gpu, kind))]
+    sources = ((recorded_swaps, kept.KERNELS, None), (recorded_recomputations, kept.SERVING, RECOMPUTE))
+    recorded = [Point(read, given, weight=0.1 * params.duration_s) for read, kind, needs in sources
+                if (given := kept.given(params.gpu, kind, needs))]
     return [Point(alone, {}, weight=0.1 * params.duration_s), *recorded] + [
         Point(end_to_end, {"mode": mode, "rate": rate, "block_size": size, "duration_s": params.duration_s, "seed": seed,
                            "lengths": params.lengths}, weight=rate * params.duration_s)
@@ -120,9 +121,8 @@ def recorded_swaps(path: Path, evidence: str) -> list[dict[str, Any]]:
 
 def recorded_recomputations(path: Path, evidence: str) -> list[dict[str, Any]]:
     """Recorded milliseconds of the engine's pass over 256 tokens of OPT-13B, from the request to its token on the host."""
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["kind"] == "recompute" and float(row["tokens"]) == TOKENS]
-    return [_recorded_row(RECOMPUTE, int(row["block_size"]), 1e3 * float(row["seconds"]), evidence, row["device"]) for row in rows]
+    rows = [row for row in kept.read(path, evidence) if row["kind"] == RECOMPUTE and row["tokens"] == TOKENS]
+    return [_recorded_row(RECOMPUTE, row["block_size"], 1e3 * row["seconds"], evidence, row["device"]) for row in rows]
 
 
 def _recorded_row(way: str, block_size: int, milliseconds: float, evidence: str, device: str) -> dict[str, Any]:

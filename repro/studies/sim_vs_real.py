@@ -62,10 +62,11 @@ class Params:
 
 
 def points(params: Params) -> list[Point]:
-    path, evidence = kept.find(params.gpu, kept.SERVING)
+    path, evidence = kept.find(params.gpu, kept.SERVING, needs="step")
     rows = kept.read(path, evidence)
+    has_steps = any(row["kind"] == "step" for row in rows)
     on_gpu = [Point(predicted, {"path": path, "evidence": evidence, "key": row["key"]})
-              for row in rows if row["kind"] in ("saturated", "latency") and any(other["kind"] == "step" for other in rows)]
+              for row in rows if has_steps and row["kind"] in ("saturated", "latency")]
     here = Point(measured_here, {"model": params.cpu_model, "systems": params.cpu_systems, "multiples": params.multiples,
                                  "warm_s": params.warm_s, "stop_s": params.stop_s, "seed": params.seed}, weight=100.0, alone=True)
     return [*on_gpu, here]
@@ -73,7 +74,7 @@ def points(params: Params) -> list[Point]:
 
 def _both(row: dict[str, Any], found: dict[str, Any], machine: str, evidence: str) -> list[dict[str, Any]]:
     """The measured row and the predicted one, with what this study draws."""
-    shared = {"machine": machine, "system": row["system"], "workload": row["workload"], "kind": row["kind"], "seed": row["seed"],
+    shared = {"machine": machine, "system": row["system"], "workload": row["workload"], "kind": row["kind"], "n": row["n"], "seed": row["seed"],
               "trace_hash": row["trace_hash"], "multiple": row.get("multiple"), "device": row["device"]}
     return [shared | {"world": world, "mark": source["mark"], "evidence": kind, **{name: source[name] for name in METRICS}}
             for world, source, kind in (("real", row, evidence), ("simulated", found, "modelled"))]
@@ -132,7 +133,7 @@ def _model(name: str) -> Any:
 
 def errors(rows: pd.DataFrame) -> pd.DataFrame:
     """By how much each prediction exceeds its measurement, in %: one row a run, a column for each of QUANTITIES."""
-    index = ["machine", "workload", "kind", "system", "multiple"]
+    index = ["machine", "workload", "kind", "system", "n", "multiple"]
     wide = rows.assign(multiple=rows["multiple"].fillna(1.0)).set_index([*index, "world"])[list(QUANTITIES)].astype(float)
     return 100 * (wide.xs("simulated", level="world") / wide.xs("real", level="world") - 1)
 
