@@ -1,10 +1,13 @@
 """Fig. 14: the study's runs at a small size, its figures and its checks."""
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
 from repro.beams import FORMAT, Turnover
 from repro.errors import UserError
+from repro.executor.profiles import a100_2023
 from repro.sequence import Request, SamplingParams, SequenceGroup
 from repro.simulation import serve
 from repro.studies import fig14_multi_sequence as study
@@ -75,7 +78,7 @@ def test_a_simulated_beam_search_must_be_told_which_beams_survive():
     trace = trace_of("alpaca", 1.0, 10.0, 0, None)
     sampling = SamplingParams(n=2, use_beam_search=True)
     with pytest.raises(UserError, match="which beams survive"):
-        serve(system("vllm"), deployment_of("opt-13b"), trace, study._costs(), sampling=sampling)
+        serve(system("vllm"), deployment_of("opt-13b"), trace, study._costs("parallel/2"), sampling=sampling)
 
 
 def test_replayed_beams_share_more_the_more_of_them_are_replaced():
@@ -84,7 +87,7 @@ def test_replayed_beams_share_more_the_more_of_them_are_replaced():
     events = {}
     for share in (0.0, 1.0):
         log = []
-        serve(system("vllm"), deployment_of("opt-13b"), trace, study._costs(), beams=Turnover(share), log=log,
+        serve(system("vllm"), deployment_of("opt-13b"), trace, study._costs("beam/2"), beams=Turnover(share), log=log,
               sampling=SamplingParams(n=4, use_beam_search=True))
         events[share] = [event for event in log if event.kind == "fork"]
     assert not events[0.0]
@@ -96,7 +99,7 @@ def test_replayed_beams_share_more_the_more_of_them_are_replaced():
 def test_without_the_request_share_of_the_cost_one_sequence_costs_the_same():
     from repro.executor.profiles import cost_model
 
-    apart, together = study._costs(), cost_model("a100-2023", deployment_of("opt-13b"), anchor="opt-13b/alpaca")
+    apart, together = study._costs("parallel/2"), cost_model("a100-2023", deployment_of("opt-13b"), anchor="opt-13b/alpaca")
     assert apart.per_seq_s + apart.per_group_s == pytest.approx(together.per_seq_s)
     with pytest.raises(UserError, match="per_request_ms"):
         cost_model("a100-2023", deployment_of("opt-13b"), per_request_ms=1.0)
@@ -108,3 +111,9 @@ def test_without_the_request_share_of_the_cost_one_sequence_costs_the_same():
 def test_what_cannot_be_is_refused(wrong, match):
     with pytest.raises(UserError, match=match):
         study.Params(**wrong)
+
+
+def test_a_beam_step_costs_its_constant_and_samples_do_not():
+    with_beams, without = study._costs("beam/4"), study._costs("parallel/4")
+    assert with_beams.fixed_s - without.fixed_s == pytest.approx(a100_2023()["beam_step_ms"] / 1e3)
+    assert replace(with_beams, fixed_s=without.fixed_s) == without

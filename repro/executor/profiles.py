@@ -33,13 +33,13 @@ def context_splits() -> tuple[str, ...]:
 
 def cost_model(profile: str, deployment: Deployment, block_size: int = 16, *, anchor: str | None = None,
                split: str = "sequence", prefill_efficiency: float | None = None,
-               anchor_ms: float | None = None, per_request_ms: float = 0.0) -> CostModel:
+               anchor_ms: float | None = None, per_request_ms: float = 0.0, beam_search: bool = False) -> CostModel:
     """The cost model of a deployment under a named profile.
 
     `anchor` names a panel of Fig. 12, such as "opt-13b/sharegpt", whose anchor is added to the fixed cost (`anchor_ms` gives its
     value directly); `split` and `prefill_efficiency` (share of the datasheet's matrix rate) change the two assumptions.
     `per_request_ms` moves as much of the cost of a sequence to its request, which matters where requests have several sequences.
-    All five only mean something for "a100-2023". UserError for unknown names and impossible values.
+    `beam_search` adds what its steps cost. All six only mean something for "a100-2023". UserError for unknown names and impossible values.
     """
     if profile not in PROFILES:
         raise UserError(f"unknown cost profile {profile!r}; known: {', '.join(PROFILES)}")
@@ -64,6 +64,8 @@ def cost_model(profile: str, deployment: Deployment, block_size: int = 16, *, an
     per_seq_ms = max(0.0, decode["per_seq_ms"] - per_token_ms * decode["context_tokens"])
     if not 0 <= per_request_ms <= per_seq_ms:
         raise UserError(f"per_request_ms = {per_request_ms} must be from 0 to the {per_seq_ms:.4f} ms of a sequence")
+    if beam_search:
+        anchor_ms += data["beam_step_ms"]
     layers = model.num_layers / MODELS[decode["model"]].num_layers
     transfer_s = layers * sum(data["swap_ms_per_block"].values()) / 2 / 1e3  # what is swapped out comes in again
     return CostModel("a100-2023", (decode["fixed_ms"] * layers + anchor_ms) / 1e3,

@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Any
 from repro.beams import recording
 from repro.claims import Judgement
 from repro.errors import UserError
-from repro.executor.profiles import a100_2023, cost_model
 from repro.experiment import Point
 from repro.memory import CacheOp, KVCacheManager, OpKind, PagedKVCacheManager, reserve_max, reserve_oracle
 from repro.scheduler import Batching, PreemptionMode, SchedulerConfig
 from repro.sequence import SamplingParams, SequenceGroup
 from repro.simulation import crossing, serve
-from repro.studies.common import check_positive, check_seeds, check_some, deployment_of, trace_of
+from repro.studies.common import check_positive, check_seeds, check_some, costs_of_samples, deployment_of, trace_of
 from repro.studies.fig15_sharing import KIND, METHODS
 from repro.systems import System
 from repro.workloads import WORKLOADS
@@ -139,7 +138,7 @@ def sustained(setting: str, system: System, duration_s: float, seed: int, precis
     """The rate (req/s) at which one rung reaches 0.5 s/token."""
     workload = setting.split("/")[0]
     sampling, deployment = _sampling(setting), deployment_of("opt-13b")
-    costs = cost_model("a100-2023", deployment, anchor=f"opt-13b/{workload}", per_request_ms=a100_2023()["per_request_ms"])
+    costs = costs_of_samples(workload, sampling.use_beam_search)
     beams = recording(KIND[workload]) if sampling.use_beam_search else None
 
     def latency(rate: float, seconds: float) -> float:

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from repro.config import DEPLOYMENTS, Deployment, check_block_size, lookup
 from repro.errors import UserError
-from repro.executor.profiles import cost_model
+from repro.executor.cost_model import CostModel
+from repro.executor.profiles import a100_2023, cost_model
 from repro.systems import system
 from repro.workloads import Trace, make_trace
 
@@ -54,6 +55,12 @@ def check_serving(model: str, profile: str, block_size: int, kv_slots: int | Non
         raise UserError(f"kv_slots = {deployment.kv_slots} cannot hold one request of {longest} tokens, the most that {model} takes "
                         f"(1 % of the pool is kept free); use at least {math.ceil(longest / 0.99) + block_size}")
     cost_model(profile, deployment, block_size)
+
+
+def costs_of_samples(workload: str, beam_search: bool = False) -> CostModel:
+    """OPT-13B's cost model where requests have several sequences (§6.3): with what the profile says of requests and of beams."""
+    return cost_model("a100-2023", deployment_of("opt-13b"), anchor=f"opt-13b/{workload}",
+                      per_request_ms=a100_2023()["per_request_ms"], beam_search=beam_search)
 
 
 def trace_of(workload: str, rate: float, duration_s: float, seed: int, lengths: str | None) -> Trace:

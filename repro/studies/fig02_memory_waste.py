@@ -131,7 +131,7 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
 
     last_block = (usage["reserved"].mean() + usage["internal"].mean())["vllm"]
     wasted = {name: 100 - usage["token_states"].mean()[name] for name in params.systems}
-    rounding = {name: round(usage["rounding"].mean()[name], 1) for name in orcas}
+    rounding = {name: round(float(usage["rounding"].mean()[name]), 1) for name in orcas}
     batches = {part: rows[rows["part"] == part].groupby("system")["batched_requests"] for part in ("fig13a", "fig13b")}
     sharegpt = batches["fig13a"].mean()
     return [

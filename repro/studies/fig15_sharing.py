@@ -17,13 +17,12 @@ from repro.beams import ParentChoices, Turnover, recording
 from repro.claims import Judgement
 from repro.engine import Engine, Observer
 from repro.errors import UserError
-from repro.executor.profiles import a100_2023, cost_model
 from repro.experiment import Point
 from repro.metrics import UsageSamples
 from repro.scheduler import SchedulerOutput
 from repro.sequence import SamplingParams
 from repro.simulation import serve
-from repro.studies.common import check_positive, check_seeds, check_some, deployment_of, trace_of
+from repro.studies.common import check_positive, check_seeds, check_some, costs_of_samples, deployment_of, trace_of
 from repro.systems import system
 from repro.workloads import WORKLOADS, Trace
 
@@ -145,7 +144,7 @@ def saving(method: str, workload: str, duration_s: float, lengths: str | None, r
     if method == "beam":
         choices = recording(KIND[workload], beams) if turnover is None else Turnover(turnover)
     usage, prompts = UsageSamples(0.0, duration_s), PromptShare(duration_s)
-    costs = cost_model("a100-2023", deployment, anchor=f"opt-13b/{workload}", per_request_ms=a100_2023()["per_request_ms"])
+    costs = costs_of_samples(workload, beam_search=method == "beam")
     serve(system("vllm"), deployment, trace, costs, sampling=SamplingParams(n=width, use_beam_search=method == "beam"),
           observers=(usage, prompts), beams=choices)
     return {"method": method, "workload": workload, "width": width, "rate": rate, "seed": seed, "dependence": dependence,
