@@ -58,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure_into(options: argparse.Namespace, setting: dict[str, Any], budget_s: float, on_gpu: bool) -> int:
     """What main does once it knows what to measure. The budget counts from here: the engine's start is part of it."""
+    import torch
+
     from repro.measure import plan
     from repro.measure.bench import Bench, device_name
 

@@ -96,11 +96,9 @@ class Load:
 
 class Window(Observer):
     """Useful tokens in equal parts of the window, iterations, and preemptions (§6.1: tokens of finished members that a static
-    batch computes along are not useful). An iteration over an edge counts by the share of its time. In virtual time no iterations
-    are advanced together beyond the window's edges and `end_s`, the end of the run."""
+    batch computes along are not useful). An iteration over an edge counts by the share of its time."""
 
-    def __init__(self, start_s: float, stop_s: float, end_s: float = math.inf) -> None:
-        self.end_s = end_s
+    def __init__(self, start_s: float, stop_s: float) -> None:
         self.edges = np.linspace(start_s, stop_s, NUM_PARTS + 1)
         self.next_s = start_s
         self.tokens = np.zeros(NUM_PARTS)
@@ -112,7 +110,7 @@ class Window(Observer):
     def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
         now, scheduler = engine.clock.now, engine.scheduler
         if start_s >= self.edges[-1]:
-            self.next_s = self.end_s
+            self.next_s = math.inf
             return
         if now <= self.edges[0]:
             return
@@ -142,7 +140,7 @@ def run(load: Load, deployment: Deployment, executor: Executor, clock: Clock, ma
         requests: list[Request]) -> dict[str, Any]:
     """Serve the load; what the window saw, as one flat row (units in the names; pool pieces are shares of the pool)."""
     scheduler = Scheduler(manager, load.system_on(deployment).scheduler)
-    window, batch = Window(load.warm_s, load.stop_s, load.end_s), BatchAverage(load.warm_s, load.stop_s)
+    window, batch = Window(load.warm_s, load.stop_s), BatchAverage(load.warm_s, load.stop_s)
     usage = UsageSamples(load.warm_s, load.stop_s, interval_s=0.1)
     engine = Engine(scheduler, executor, clock, [window, batch, usage])
     outcomes = engine.run(requests, load.end_s)
@@ -156,18 +154,19 @@ def run(load: Load, deployment: Deployment, executor: Executor, clock: Clock, ma
         "mean_batch": None if math.isnan(batch.mean) else batch.mean, "iterations": window.iterations, "prompt_tokens_per_s": window.prompt_tokens / (load.stop_s - load.warm_s),
         "preemptions": window.preemptions,
         **{piece: usage.mean(piece) if usage.samples else None for piece in PIECES},
-        **_latency(load, outcomes, clock.now), "mark": _mark(load, window, outcomes),
+        **_latency(load, outcomes), "mark": _mark(load, window, outcomes),
     }
 
 
-def _latency(load: Load, outcomes: list[Outcome], now: float) -> dict[str, Any]:
-    """Mean normalized latency (s/token) of the requests that arrived in the window; a lower bound if some have not finished."""
+def _latency(load: Load, outcomes: list[Outcome]) -> dict[str, Any]:
+    """Mean normalized latency (s/token) of the requests that arrived in the window; a lower bound if some had not finished by the
+    run's end (in virtual time the last iterations may lead beyond it)."""
     if load.rate is None:
         return {"latency_s_per_token": None, "num_unfinished": 0}
     asked = [outcome for outcome in outcomes if outcome.request.arrival_s >= load.warm_s]
-    unfinished = [outcome for outcome in asked if math.isnan(outcome.finish_s)]
+    unfinished = [outcome for outcome in asked if not outcome.finish_s <= load.end_s]
     for outcome in unfinished:
-        outcome.finish_s = now
+        outcome.finish_s = load.end_s
     return {"latency_s_per_token": normalized_latency_s(asked) if asked else None, "num_unfinished": len(unfinished)}
 
 
