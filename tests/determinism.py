@@ -142,6 +142,8 @@ def main(arguments: Sequence[str] | None = None, ways: Sequence[str] = tuple(WAY
     if timed:
         print(f"left out, as they measure time: {', '.join(timed)}", flush=True)
     stems = [stem for stem in stems if stem not in timed]
+    if not stems:
+        return 0
     wrong = 0
     with tempfile.TemporaryDirectory(prefix="repro-ways-") as folder:
         for number, name in enumerate(ways):

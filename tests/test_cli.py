@@ -90,6 +90,23 @@ def test_verify_computes_what_is_cheap_again(drawn: FakeProject, capfd: pytest.C
     assert main(["verify", "tiny", "--recompute"]) == 0 and len(drawn.calls()) == 6
 
 
+def test_verify_does_not_expect_measured_times_to_come_out_equal_twice(
+    project: FakeProject, capfd: pytest.CaptureFixture[str]
+) -> None:
+    project.edit_study("weight=rate)", "weight=rate, alone=True)")
+    project.edit_study("return SLOPE * rate + seed", "return SLOPE * rate + time.perf_counter()")
+    run = project.open()
+    run.draw(run.rows())
+    project.calls()
+    sidecar = project.folder / "figures" / "tiny.json"
+    assert json.loads(sidecar.read_text())["cheap"] is False
+    for options in ([], ["--recompute"]):
+        assert main(["verify", "tiny", *options]) == 0
+        assert "drawn again from its rows: the same" in capfd.readouterr().out
+    sidecar.write_text(sidecar.read_text().replace('"cheap": false', '"cheap": true'))  # drawn by an earlier version
+    assert main(["verify", "tiny"]) == 0 and project.calls() == []
+
+
 def test_verify_names_the_first_thing_that_was_changed(drawn: FakeProject, capfd: pytest.CaptureFixture[str]) -> None:
     figures, rows = drawn.folder / "figures", drawn.folder / "results" / "tiny" / "rows.csv"
 

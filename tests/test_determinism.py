@@ -35,6 +35,16 @@ def test_what_depends_on_the_hash_seed_is_noticed(
     assert "two workers, backwards: different: " in capsys.readouterr().out
 
 
+def test_experiments_that_measure_time_are_left_out_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = FakeProject(tmp_path / "timed", monkeypatch)
+    project.edit_study("weight=rate)", "weight=rate, alone=True)")
+    project.edit_study("return SLOPE * rate + seed", "return SLOPE * rate + time.perf_counter()")
+    assert determinism.main(["--only", "tiny"], WAYS) == 0
+    assert capsys.readouterr().out == "left out, as they measure time: tiny\n" and project.calls() == []
+
+
 def test_differences_of_bytes_and_of_values(tmp_path: Path) -> None:
     for name, value, cheap in (("a", 1.0, "true"), ("b", 1.0 + 1e-12, "false")):
         folder = tmp_path / name / "smoke" / "one"

@@ -77,7 +77,8 @@ def measure_into(options: argparse.Namespace, setting: dict[str, Any], budget_s:
         manifest["earlier_parts"] = [*earlier.pop("earlier_parts", []), earlier]
     write_atomically(options.out / "manifest.json", pretty_json(manifest))
     timing = plan.GPU_TIMING if on_gpu else plan.CPU_TIMING
-    left_out = plan.work_through(plan.steps(bench, rows, timing, tuple(options.systems)), rows, budget_s - bench.boot_s, **setting)
+    left_out = plan.work_through(plan.steps(bench, rows, timing, tuple(options.systems)), rows, budget_s - bench.boot_s,
+                                 device=bench.device_name, **setting)
     write_atomically(options.out / "manifest.json", pretty_json(manifest | {"at_the_end": ceilings(on_gpu), "points_left_out": left_out}))
     print(f"{len(rows.rows)} rows in {options.out / plan.ROWS}" + (f"; {left_out} points left out, as the budget of {options.budget} "
                                                                  "would be overrun: call again to go on" if left_out else ""))

@@ -57,7 +57,8 @@ def cells(bench: Bench) -> Iterator[dict[str, Any]]:
 
 
 def _row(seqs: int, prompt: int, context: float, seconds: float) -> dict[str, Any]:
-    return {"kind": "step", "seqs": seqs, "prompt_tokens": prompt, "context_tokens": context, "seconds": seconds}
+    return {"kind": "step", "seqs": seqs, "prompt_tokens": prompt, "context_tokens": context, "seconds": seconds,
+            "evidence": "measured"}
 
 
 def _decode(bench: Bench, count: int, context: int, steps: int) -> dict[str, Any]:

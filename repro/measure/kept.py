@@ -66,7 +66,8 @@ def read(path: Path, evidence: str) -> list[dict[str, Any]]:
         raise UserError(f"{path} is damaged ({error}); restore it, or remove it") from error
     if not rows or "key" not in rows[0]:
         return rows
-    rows = [row for row in rows if all(row.get(name) == rows[-1].get(name) for name in _SETTING)]
+    last = {name: value for row in rows for name in _SETTING if (value := row.get(name)) is not None}
+    rows = [row for row in rows if all(row.get(name) in (None, value) for name, value in last.items())]
     newest = {row["key"]: row["code"] for row in rows}
     return [row for row in rows if row["code"] == newest[row["key"]]]
 
