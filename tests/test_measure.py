@@ -100,6 +100,18 @@ def test_an_iteration_over_an_edge_counts_by_the_share_of_its_time():
     assert longer.tokens == pytest.approx([0.125] * NUM_PARTS) and longer.iterations == pytest.approx(0.625)
 
 
+def test_steps_that_grow_are_told_apart_by_the_windows_edges():
+    """One request whose steps become ten times as long: those before, between and after the edges are not averaged."""
+    config, growing, found = SchedulerConfig(), constant(0.01, 3e-4), []
+    for executor in (SimulatedExecutor, OneByOne):
+        window = Window(2.0, 8.0)
+        manager = Load("vllm", "alpaca", None, 0.0, 1.0).manager_on(DEPLOYMENT)
+        watched(manager, config, requests(350), window, growing, executor)
+        found.append(window)
+    assert found[0].tokens == pytest.approx(found[1].tokens, rel=0.01)
+    assert found[1].tokens[0] > 1.5 * found[1].tokens[-1] > 0
+
+
 @pytest.mark.parametrize("name", SYSTEMS)
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_window_around_everything_counts_each_token_of_the_trace_once(name, n):

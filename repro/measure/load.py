@@ -96,7 +96,8 @@ class Load:
 
 class Window(Observer):
     """Useful tokens in equal parts of the window, iterations, and preemptions (§6.1: tokens of finished members that a static
-    batch computes along are not useful). An iteration over an edge counts by the share of its time."""
+    batch computes along are not useful). An iteration over an edge counts by the share of its time; in virtual time
+    none beyond it are advanced together with those before."""
 
     def __init__(self, start_s: float, stop_s: float) -> None:
         self.edges = np.linspace(start_s, stop_s, NUM_PARTS + 1)
@@ -109,14 +110,11 @@ class Window(Observer):
 
     def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
         now, scheduler = engine.clock.now, engine.scheduler
-        if start_s >= self.edges[-1]:
-            self.next_s = math.inf
-            return
-        if now <= self.edges[0]:
+        self.next_s = next((edge for edge in self.edges if edge > now), math.inf)
+        if now <= self.edges[0] or start_s >= self.edges[-1]:
             return
         if self._before is None:
             self._before, self.waiting_at_start = scheduler.num_preemptions, len(scheduler.waiting) + len(scheduler.swapped)
-            self.next_s = self.edges[-1]
         useful = output.num_decode_seqs
         if scheduler.config.batching is Batching.REQUEST:
             useful = sum(len(group.seqs) for group in output.decodes
