@@ -36,7 +36,7 @@ class Grid:
 
 
 GPU_GRID = Grid(BATCH_BUCKETS, (0, 8, 32, 96, 192), (16, 64, 256, 1024, 2000), steps=24, cycles=8)
-CPU_GRID = Grid((1, 8, 40), (0, 8, 32), (8, 64, 256), steps=8, cycles=2)
+CPU_GRID = Grid((1, 4, 16, 40), (0, 4, 32), (8, 64, 256), steps=8, cycles=2)
 
 
 def cells(bench: Bench) -> Iterator[dict[str, Any]]:

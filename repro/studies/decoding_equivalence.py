@@ -65,9 +65,9 @@ class Params:
 
     models: tuple[str, ...] = (EMBEDDED, *TINY)
     prompts: int = 16
-    output_tokens: int = 32
+    output_tokens: int = 24
     mixed_prompts: int = 8
-    mixed_tokens: int = 16
+    mixed_tokens: int = 12
 
     def __post_init__(self) -> None:
         check_some("models", self.models)

@@ -34,8 +34,10 @@ CAPTION = {
 #: quantity -> (label, whether it is drawn on logarithmic axes)
 QUANTITIES = {
     "tokens_per_s": ("output tokens/s", True), "latency_s_per_token": ("normalized latency (s/token)", True),
-    "mean_batch": ("batched requests", True), "token_states": ("token states (share of the pool)", False),
+    "mean_batch": ("batched requests", True), "token_states": ("token states / pool", False),
 }
+#: requests that a latency run must expect, however slow the machine
+FEWEST = 6
 CPU_WORKLOAD, CPU_KV_SLOTS, CPU_MAX_LEN = "alpaca", 2048, 512
 
 
@@ -48,8 +50,8 @@ class Params:
     cpu_model: str = "smollm2"
     cpu_systems: tuple[str, ...] = ("vllm", "orca-max")
     multiples: tuple[float, ...] = (0.6,)
-    warm_s: float = 4.0
-    stop_s: float = 12.0
+    warm_s: float = 3.0
+    stop_s: float = 10.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -100,14 +102,13 @@ def measured_here(model: str, systems: tuple[str, ...], multiples: tuple[float, 
     steps = StepTimes.of(machine, calibrate.cells(bench), padded=False)
     window = {"warm_s": warm_s, "stop_s": stop_s, "max_model_len": CPU_MAX_LEN}
     loads = [Load(name, CPU_WORKLOAD, None, seed=seed, **window) for name in systems]
-    rows, saturated = [], {}
+    # What is sustained comes from the prediction, over a minute: a busy CPU can stall a short measured window.
+    minute = Load("vllm", CPU_WORKLOAD, None, 20.0, 80.0, seed, max_model_len=CPU_MAX_LEN)
+    sustained = predict(minute, bench.deployment, steps)["finished_rate"]
+    loads += [Load("vllm", CPU_WORKLOAD, max(multiple * sustained, FEWEST / stop_s), seed=seed + 1, **window) for multiple in multiples]
+    rows = []
     for load in loads:
-        row = bench.measure(load)
-        saturated[load.system] = row["finished_rate"]
-        rows += _both(row, predict(load, bench.deployment, steps), machine, "measured")
-    for multiple in multiples if "vllm" in saturated else ():
-        load = Load("vllm", CPU_WORKLOAD, multiple * saturated["vllm"], seed=seed + 1, **window)
-        row = bench.measure(load) | {"multiple": multiple}
+        row = bench.measure(load) | {"multiple": load.rate and load.rate / sustained}
         rows += _both(row, predict(load, bench.deployment, steps), machine, "measured")
     return rows
 
@@ -139,6 +140,8 @@ def errors(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
+    from matplotlib.ticker import LogLocator, NullLocator
+
     from repro import plotting
 
     looks = plotting.styles(rows["system"])
@@ -162,6 +165,10 @@ def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
                           markerfacecolor="white" if on_cpu else look.color, markeredgewidth=1.4)
             if logarithmic:
                 axis.set(xscale="log", yscale="log")
+                for side in (axis.xaxis, axis.yaxis):
+                    side.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                    side.set_major_formatter("{x:g}")
+                    side.set_minor_locator(NullLocator())
             axis.set(xlim=line, ylim=line, xlabel="measured", ylabel="predicted")
         plotting.legend(figure, real)
         plotting.footer(figure, rows, note="Open markers: the CPU at hand")
