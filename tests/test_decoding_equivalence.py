@@ -18,12 +18,7 @@ from repro.studies import decoding_equivalence as study
 PARAMS = study.Params(models=("tiny-qwen2",), prompts=4, output_tokens=10, mixed_prompts=4, mixed_tokens=10)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def rows_of(params):

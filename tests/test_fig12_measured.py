@@ -20,7 +20,7 @@ STEPS = StepTimes("here", False, (1,), (0.02,), (0.0,), (0,), (1, 1000), ((0.02,
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     """Where this machine's own rows would be, and nothing there."""
-    for name in ("REPRO_ROOT", "REPRO_VARIANT"):
+    for name in ("REPRO_ROOT", "REPRO_VARIANT", "REPRO_STUDIES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("REPRO_RESULTS_DIR", str(tmp_path))
     return tmp_path / "measured" / "serving"

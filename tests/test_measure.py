@@ -529,12 +529,7 @@ def test_the_hash_of_the_code_knows_all_that_measures_and_the_setting(monkeypatc
 # A real engine
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def tiny():

@@ -1,10 +1,10 @@
 """The simulator against the real engine: its arithmetic, rows that it must predict exactly, and a whole run with a tiny model on this CPU."""
 
-import csv
 from dataclasses import replace
 
 import pandas as pd
 import pytest
+from test_fig12_measured import folder, write  # noqa: F401 (a fixture)
 
 from repro.config import DEPLOYMENTS
 from repro.errors import UserError
@@ -13,15 +13,6 @@ from repro.experiment import open as open_experiment
 from repro.measure import calibrate
 from repro.measure.load import Load, predict
 from repro.studies import sim_vs_real as study
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """Where this machine's own rows would be, and nothing there."""
-    for name in ("REPRO_ROOT", "REPRO_VARIANT", "REPRO_STUDIES"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("REPRO_RESULTS_DIR", str(tmp_path))
-    return tmp_path / "measured" / "serving"
 
 
 def rows_of(points):
@@ -47,14 +38,6 @@ def measured_runs():
     for key, (asked, multiple) in loads.items():
         yield {"key": key, "code": "c", **predict(asked, pool, steps), "multiple": multiple, "model": "opt-13b", "dtype": "float16",
                "kv_slots": 8000, "device": "GPU"}
-
-
-def write(folder, rows):
-    folder.mkdir(parents=True)
-    with (folder / "serving.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def test_runs_of_a_machine_that_is_its_table_are_predicted_exactly(folder):
