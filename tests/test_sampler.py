@@ -106,11 +106,11 @@ def test_beams_that_live_on_keep_their_place():
         state = RequestState(
             Request(0, 0.0, 1, 9, SamplingParams(n=width, use_beam_search=True)), np.zeros(1, np.int64)
         )
-        first = advance_beams(state, torch.randn(1, VOCABULARY).expand(width, -1))
+        (first,) = advance_beams([state], torch.randn(1, 1, VOCABULARY).expand(-1, width, -1))
         assert first.parents == list(range(width)) and len(set(first.tokens)) == width
         before = state.beam_scores.copy()
         logits = torch.tensor(rng.normal(size=(width, VOCABULARY)) * 3)
-        step = advance_beams(state, logits)
+        (step,) = advance_beams([state], logits[None])
         assert all(step.parents[parent] == parent for parent in step.parents)
         totals = before[:, None] + logits.log_softmax(-1).numpy()
         best = {divmod(index, VOCABULARY) for index in np.argsort(-totals.ravel())[:width].tolist()}

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 from repro.errors import UserError
 
 WIDTHS = (2, 4, 6)  # the paper's beam widths
+#: what kind of recorded prompts stands for a workload's
+KINDS = {"alpaca": "instruction", "sharegpt": "chat"}
 FORMAT = "beam-parents-1"
 FILE = "parents.json"
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from repro.beams import recording
+from repro.beams import KINDS, recording
 from repro.claims import Judgement
 from repro.errors import UserError
 from repro.experiment import Point
@@ -27,7 +27,7 @@ from repro.scheduler import Batching, PreemptionMode, SchedulerConfig
 from repro.sequence import SamplingParams, SequenceGroup
 from repro.simulation import crossing, serve
 from repro.studies.common import check_positive, check_seeds, check_some, costs_of_samples, deployment_of, trace_of
-from repro.studies.fig15_sharing import KIND, METHODS
+from repro.studies.fig15_sharing import METHODS
 from repro.systems import System
 from repro.workloads import WORKLOADS
 
@@ -111,7 +111,7 @@ class Params:
                 raise UserError(f"setting {setting!r} must be workload/method/sequences, such as sharegpt/parallel/4; workloads: "
                                 f"{', '.join(WORKLOADS)}; methods: {', '.join(METHODS)}")
             if _sampling(setting).use_beam_search:
-                recording(KIND[parts[0]]).parents(0, int(parts[2]), 0)
+                recording(KINDS[parts[0]]).parents(0, int(parts[2]), 0)
         for name in ("max_seconds", "beam_seconds", "precision"):
             check_positive(name, getattr(self, name))
         check_seeds(self.seeds)
@@ -139,7 +139,7 @@ def sustained(setting: str, system: System, duration_s: float, seed: int, precis
     workload = setting.split("/")[0]
     sampling, deployment = _sampling(setting), deployment_of("opt-13b")
     costs = costs_of_samples(workload, sampling.use_beam_search)
-    beams = recording(KIND[workload]) if sampling.use_beam_search else None
+    beams = recording(KINDS[workload]) if sampling.use_beam_search else None
 
     def latency(rate: float, seconds: float) -> float:
         trace = trace_of(workload, rate, seconds, seed, lengths)

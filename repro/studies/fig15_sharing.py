@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.beams import ParentChoices, Turnover, recording
+from repro.beams import KINDS, ParentChoices, Turnover, recording
 from repro.claims import Judgement
 from repro.engine import Engine, Observer
 from repro.errors import UserError
@@ -42,8 +42,6 @@ PAPER = {
     ("parallel", "alpaca"): {2: 6.09, 4: 8.53, 6: 9.79}, ("beam", "alpaca"): {2: 37.56, 4: 53.13, 6: 55.16},
     ("parallel", "sharegpt"): {2: 16.2, 6: 30.5}, ("beam", "sharegpt"): {2: 44.3, 6: 66.3},
 }
-#: what kind of recorded prompts stands for a workload's
-KIND = {"alpaca": "instruction", "sharegpt": "chat"}
 AS_DRAWN, INDEPENDENT = "as drawn", "independent"
 
 
@@ -82,7 +80,7 @@ class Params:
         if "beam" in self.methods:
             for workload in self.workloads:
                 for width in self.widths:
-                    recording(KIND[workload], self.beams).parents(0, width, 0)
+                    recording(KINDS[workload], self.beams).parents(0, width, 0)
 
 
 def check_methods(methods: tuple[str, ...]) -> None:
@@ -142,7 +140,7 @@ def saving(method: str, workload: str, duration_s: float, lengths: str | None, r
         trace = without_dependence(trace, deployment.model.max_model_len)
     choices: ParentChoices | None = None
     if method == "beam":
-        choices = recording(KIND[workload], beams) if turnover is None else Turnover(turnover)
+        choices = recording(KINDS[workload], beams) if turnover is None else Turnover(turnover)
     usage, prompts = UsageSamples(0.0, duration_s), PromptShare(duration_s)
     costs = costs_of_samples(workload, beam_search=method == "beam")
     serve(system("vllm"), deployment, trace, costs, sampling=SamplingParams(n=width, use_beam_search=method == "beam"),
@@ -210,9 +208,9 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
         apart = {width: round(value, 1) for width, value in zip(other["width"], other["saving"])}
         note = f"With prompt and output lengths independent: {apart}."
         if method == "beam":
-            beams = recording(KIND[workload])
+            beams = recording(KINDS[workload])
             replaced = {width: round(beams.replaced_share(width), 2) for width in widths}
-            note += f" Beams of {beams.manifest['model']}, {KIND[workload]} prompts; share of beams replaced at a step: {replaced}."
+            note += f" Beams of {beams.manifest['model']}, {KINDS[workload]} prompts; share of beams replaced at a step: {replaced}."
         return ({width: here.mean()[width] for width in widths},
                 {width: [here.min()[width], here.max()[width]] for width in widths}, note)
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from repro.beams import ParentChoices
 from repro.errors import UserError
 from repro.executor.interface import Executor, StepResult
 from repro.executor.torch.attention import attach
@@ -26,7 +27,7 @@ from repro.executor.torch.models import LoadedModel
 from repro.executor.torch.runner import ModelRunner
 from repro.executor.torch.sampler import BeamStep, SamplingPlan, advance_beams, logprobs, sample
 from repro.executor.torch.state import RequestState
-from repro.executor.torch.transfer import download
+from repro.executor.torch.transfer import download, upload
 from repro.memory import KVCacheManager, PagedKVCacheManager
 from repro.scheduler import SchedulerOutput
 from repro.sequence import Request, SamplingParams, SequenceGroup
@@ -83,14 +84,16 @@ class TorchExecutor(Executor):
         self.runner = ModelRunner(loaded, manager.block_size, max_num_seqs, width, graphs, compiled)
         self.reset(manager)
 
-    def reset(self, manager: KVCacheManager) -> None:
+    def reset(self, manager: KVCacheManager, beams: ParentChoices | None = None) -> None:
         """Begin anew with another manager of the same pool; whatever was running is given up.
 
+        With `beams`, beams continue where it says and not where the model would: with random weights, all is
+        computed as always and as much is shared as by the model that was recorded (see repro.beams).
         The model is given this executor's pool: several executors may share a model, but only the one begun
         last runs.
         """
         attach(self.loaded.model, self.store.caches)
-        self.manager = manager
+        self.manager, self._replayed_beams = manager, beams
         self.builder = BatchBuilder(
             manager, self._max_num_seqs, manager.cdiv(self.loaded.config.max_model_len)
         )
@@ -228,19 +231,28 @@ class TorchExecutor(Executor):
             if batch.chunks:
                 stored = np.concatenate([stored, batch.chunks.context_lens[batch.chunks.logits_of]])
             tokens.copy_(sample(logits, plan, stored - plan.prompt_tokens + iteration))
-        beams = []
-        if plan.has_beams:
-            for rows in batch.groups:
-                if rows.group.is_beam and batch.live[rows.first]:
-                    place = slice(rows.first, rows.first + rows.count)
-                    beams.append((rows, advance_beams(rows.state, logits[place])))
-                    tokens[place] = torch.tensor(beams[-1][1].tokens, device=tokens.device)
+        beams = self._advance_beams(batch, logits, tokens) if plan.has_beams else []
         chosen = logprobs(logits, tokens) if self.with_logprobs else None
         tokens, chosen = download(tokens), None if chosen is None else download(chosen)
         done = torch.cuda.Event() if self.loaded.device.type == "cuda" else None
         if done is not None:
             done.record()
         return _Step(batch, tokens, chosen, beams, done)
+
+    @staticmethod
+    def _advance_beams(batch: Batch, logits: Tensor, tokens: Tensor) -> list[tuple[GroupRows, BeamStep]]:
+        """The steps of all groups of beams, those of one width together; their tokens are put into `tokens`."""
+        by_width: dict[int, list[GroupRows]] = {}
+        for rows in batch.groups:
+            if rows.group.is_beam and batch.live[rows.first]:
+                by_width.setdefault(rows.count, []).append(rows)
+        found = []
+        for width, groups in by_width.items():
+            places = upload(np.add.outer([rows.first for rows in groups], np.arange(width)), logits.device)
+            steps = advance_beams([rows.state for rows in groups], logits[places])
+            tokens[places] = upload(np.array([step.tokens for step in steps]), logits.device)
+            found += zip(groups, steps)
+        return found
 
     # After it has run
 
@@ -274,16 +286,19 @@ class TorchExecutor(Executor):
                     result.stopped.append((rows.group, batch.seqs[index]))
 
     def _settle_beams(self, rows: GroupRows, beam: BeamStep, result: StepResult) -> None:
-        state = rows.state
+        state, parents = rows.state, beam.parents
         histories = [(row.tokens, row.logprobs) for row in state.sequences]
-        for row, parent, token, value in zip(state.sequences, beam.parents, beam.tokens, beam.logprobs):
+        step = len(histories[0][0]) - 1  # the prompt's iteration gave the first token; decoding steps are counted from there
+        if self._replayed_beams is not None and step >= 0:
+            parents = self._replayed_beams.parents(state.request.request_id, rows.count, step) or list(range(rows.count))
+        for row, parent, token, value in zip(state.sequences, parents, beam.tokens, beam.logprobs):
             tokens, values = histories[parent]
             row.tokens, row.logprobs = [*tokens, token], [*values, value]
         if len(state.sequences[0].tokens) == state.request.output_tokens:
             for _ in state.sequences:
                 self._end(state)
-        elif beam.parents != list(range(rows.count)):
-            result.parents[rows.group] = beam.parents
+        elif parents != list(range(rows.count)):
+            result.parents[rows.group] = parents
 
     def _end(self, state: RequestState) -> None:
         state.num_unfinished -= 1

@@ -144,33 +144,37 @@ class BeamStep:
     logprobs: list[float]
 
 
-def advance_beams(state: RequestState, logits: Tensor) -> BeamStep:
-    """Choose the best continuations of a group's beams, given logits [beams, vocabulary]; updates
+def advance_beams(states: list[RequestState], logits: Tensor) -> list[BeamStep]:
+    """Choose the best continuations of each group's beams, given logits [groups, beams, vocabulary]; updates
     `beam_scores`.
 
     A beam that lives on keeps its place (the memory manager relies on it): of its continuations the best
     stays there, the others take the places of beams that end.
     """
-    width = len(state.sequences)
+    width, vocabulary = logits.shape[1:]
+    # At the first step all beams are still the same prompt: only the first one's continuations count.
+    start = [[0.0] + [-np.inf] * (width - 1) if state.beam_scores is None else state.beam_scores for state in states]
     scores = logits.float().log_softmax(-1)
-    vocabulary = scores.shape[-1]
-    first = state.beam_scores is None
-    if first:  # all beams are still the same prompt
-        totals = scores[0]
-    else:
-        totals = (scores + torch.from_numpy(state.beam_scores).to(scores)[:, None]).flatten()
-    best, index = totals.topk(width)
-    origin, token = [0] * width if first else (index // vocabulary).tolist(), (index % vocabulary).tolist()
+    totals = scores + upload(np.array(start, np.float32), logits.device)[:, :, None]
+    best, index = totals.flatten(1).topk(width)
+    own = scores.flatten(1).gather(1, index)
+    best, own, index = best.cpu().numpy(), own.tolist(), index.cpu().numpy()
+    steps = []
+    for state, total, value, origin, token in zip(states, best, own, index // vocabulary, (index % vocabulary).tolist()):
+        places = _places(origin.tolist())
+        parents = list(range(width)) if state.beam_scores is None else origin[places].tolist()
+        state.beam_scores = total[places]
+        steps.append(BeamStep(parents, [token[rank] for rank in places], [value[rank] for rank in places]))
+    return steps
 
-    chosen: list[int | None] = [None] * width  # place -> rank of its continuation
+
+def _places(origin: list[int]) -> list[int]:
+    """place -> rank of the continuation that takes it, given the beam that each rank continues."""
+    chosen: list[int | None] = [None] * len(origin)
     waiting = []
     for rank, parent in enumerate(origin):
         if chosen[parent] is None:
             chosen[parent] = rank
         else:
             waiting.append(rank)
-    places = [rank if rank is not None else waiting.pop(0) for rank in chosen]
-    own = scores[origin, token].tolist()
-    state.beam_scores = best.cpu().numpy()[places]
-    parents = list(range(width)) if first else [origin[rank] for rank in places]
-    return BeamStep(parents, [token[rank] for rank in places], [own[rank] for rank in places])
+    return [waiting.pop(0) if rank is None else rank for rank in chosen]
