@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from repro.config import DEVICES, MODELS, Deployment
-from repro.engine import Engine, VirtualClock
+from repro.engine import Engine, Observer, VirtualClock
 from repro.errors import UserError
 from repro.executor.simulated import SimulatedExecutor
 from repro.executor.step_times import StepTimes
 from repro.measure import kept, load
 from repro.measure.budget import seconds_of
-from repro.measure.load import GREEDY, NUM_PARTS, PIECES, Load, Window, predict, run
+from repro.measure.load import GREEDY, NUM_PARTS, POINTS, PIECES, Load, Window, predict, run
 from repro.memory import ContiguousKVCacheManager, reserve_oracle
 from repro.scheduler import Batching, Scheduler, SchedulerConfig
 from repro.sequence import Request, SamplingParams
@@ -434,7 +434,13 @@ def test_the_order_is_that_of_what_a_point_tells_and_systems_take_turns(planned,
     assert keys[:10] == [f"saturated/{workload}/{name}" for workload in ("sharegpt", "alpaca") for name in SYSTEMS]
     assert keys[10:19] == [f"recompute/{2**power}" for power in range(9)]
     assert keys[19:23] == ["saturated/sharegpt/vllm/3", "saturated/sharegpt/orca-max/3", "generate/sharegpt", "steps"]
-    assert keys[23:] == [f"latency/{w}/{name}/{m}" for m in ("0.8", "0.5", "0.95") for w in ("sharegpt", "alpaca") for name in SYSTEMS]
+    assert keys[23:53] == [f"latency/{w}/{name}/{m}" for m in ("0.8", "0.5", "0.95") for w in ("sharegpt", "alpaca") for name in SYSTEMS]
+    assert keys[53:77] == [f"sharing/{method}/{width}/{name}" for method in ("parallel", "beam") for width in (2, 4, 6)
+                           for name in SYSTEMS if name != "faster-transformer"]
+    assert keys[77:81] == [f"prefix/{prefix}/{name}" for prefix in (80, 341) for name in ("vllm", "orca-oracle")]
+    assert keys[81:84] == ["blocks/16/sharegpt/recompute", "blocks/16/sharegpt/swap", "blocks/16/alpaca"] and len(keys) == 81 + 3 * 7
+    assert {key.partition("/")[0] for key in keys} == set(POINTS)
+    assert {rows.find(key)["kind"] for key in keys[53:]} == {"sharing", "prefix", "blocks"}
     assert len([row for row in rows.rows if row["key"] == "steps"]) == 6
     found = rows.find("latency/sharegpt/vllm/0.8")
     assert found["rate"] == pytest.approx(0.8 / 3) and found["multiple"] == 0.8
@@ -548,25 +554,44 @@ def serve_all(engine, batch):
     assert len(outcomes) == len(batch) and all(outcome.finish_s > 0 for outcome in outcomes)
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_the_real_engine_decides_as_the_simulator_and_every_output_is_as_long_as_the_trace_says(bench, name):
-    """All requests are there at the start, so no decision depends on time: step for step the same batches."""
-    asked = Load(name, "alpaca", None, 0.0, 1.0, max_model_len=MAX_LEN)
-    batch, shapes = asked.requests[:40], []
+class Saving(Observer):
+    """Blocks of the pool that are used after each iteration, and those that its sequences refer to."""
+
+    def __init__(self):
+        self.seen = []
+
+    def observe(self, engine, output, start_s):
+        usage = engine.scheduler.manager.usage(engine.scheduler.stored_lengths(output.iteration))
+        self.seen.append((usage.physical_blocks, usage.logical_blocks))
+
+
+@pytest.mark.parametrize("changes", [
+    *({"system": name} for name in SYSTEMS), {"n": 3}, {"n": 2, "beams": True}, {"n": 6, "beams": True, "system": "orca-oracle"},
+    {"n": 4, "beams": True, "preemption": "swap"}, {"block_size": 64, "preemption": "swap"}, {"block_size": 1, "preemption": "recompute"},
+    {"workload": "translation", "prefix_tokens": 80}, {"workload": "translation", "prefix_tokens": 80, "system": "orca-oracle"},
+], ids=str)
+def test_the_real_engine_decides_as_the_simulator_and_every_output_is_as_long_as_the_trace_says(bench, changes):
+    """All requests are there at the start, so no decision depends on time: step for step the same batches and blocks."""
+    asked = Load(**{"system": "vllm", "workload": "alpaca", "rate": None, "warm_s": 0.0, "stop_s": 1.0, "max_model_len": MAX_LEN} | changes)
+    few, seen = slice((160 if asked.preemption else 40) // asked.n), []
     for real in (True, False):
-        manager, seen = asked.manager_on(bench.deployment), Durations()
-        scheduler = Scheduler(manager, asked.system_on(bench.deployment).scheduler)
+        watched, blocks = Durations(), Saving()
         if real:
-            bench.executor.reset(manager)
-            serve_all(Engine(scheduler, bench.executor, IdleClock(), [seen]), [bench.submit(request) for request in batch])
-            bench.executor.flush()
+            manager, batch = bench.prepare(asked)
         else:
-            serve_all(Engine(scheduler, OneByOne(constant(0.01)), VirtualClock(), [seen]), batch)
-        shapes.append(seen.outputs)
-    assert shapes[0] == shapes[1] and len(shapes[0]) > 40
+            manager, batch = asked.manager_on(bench.deployment), asked.requests
+            if asked.prefix_tokens and asked.system == "vllm":
+                manager.store_prefix(load.PREFIX, asked.prefix_tokens)
+        scheduler = Scheduler(manager, asked.system_on(bench.deployment).scheduler)
+        executor = bench.executor if real else OneByOne(constant(0.01), asked.parents)
+        serve_all(Engine(scheduler, executor, IdleClock() if real else VirtualClock(), [watched, blocks]), batch[few])
+        bench.executor.flush()
+        seen.append((watched.outputs, blocks.seen, scheduler.num_preemptions))
+    assert seen[0] == seen[1] and len(seen[0][0]) > 40
+    assert seen[0][2] > 0 or asked.preemption is None
     finished = bench.executor.finished
     assert {key: [len(one.tokens) for one in state.sequences] for key, state in finished.items()} == \
-        {request.request_id: [request.output_tokens] for request in batch}
+        {request.request_id: [request.output_tokens] * asked.n for request in batch[few]}
 
 
 @pytest.mark.parametrize("rate", [None, 40.0])
@@ -614,9 +639,9 @@ def test_the_clock_knows_how_long_there_was_nothing_to_do():
 def test_the_state_of_a_gpu_is_read_or_none(monkeypatch):
     said = SimpleNamespace(stdout="1965, 3201, 59, 657.25\n")
     monkeypatch.setattr(bench_module, "subprocess", SimpleNamespace(run=lambda *a, **o: said, SubprocessError=OSError))
-    assert bench_module.gpu_state(True) == {"sm_mhz": 1965.0, "memory_mhz": 3201.0, "celsius": 59.0, "watts": 657.25}
+    assert bench_module.gpu_state("0") == {"sm_mhz": 1965.0, "memory_mhz": 3201.0, "celsius": 59.0, "watts": 657.25}
     said.stdout = "[N/A], 3201, 59, 657.25\n"
-    assert set(bench_module.gpu_state(True).values()) == set(bench_module.gpu_state(False).values()) == {None}
+    assert set(bench_module.gpu_state("0").values()) == set(bench_module.gpu_state(None).values()) == {None}
 
 
 def test_recomputation_leaves_the_engine_as_it_was(bench):

@@ -20,8 +20,8 @@ from repro.scheduler import SchedulerOutput
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of an iteration. `padded`: decoding alone costs as much as the next larger number of sequences in the table, as
-    with CUDA graphs of fixed sizes; otherwise lines lie between.
+    """Seconds of an iteration. `padded`: a step costs as much as the next larger one in the table, as with CUDA graphs of fixed
+    sizes; otherwise lines lie between.
 
     seqs           [n]     numbers of sequences that decode alone
     alone_s        [n]     such a step without any context
@@ -83,16 +83,26 @@ class StepTimes:
             return self.alone_s[place], self.per_context_s[place]
         return _line(seqs, self.seqs, self.alone_s), max(0.0, _line(seqs, self.seqs, self.per_context_s))
 
+    def with_prompts_s(self, seqs: int, tokens: int) -> float:
+        """Seconds of a step of `seqs` decoding sequences without context that prompts of `tokens` tokens join."""
+        if self.padded:
+            tokens, seqs = _padded(tokens, self.mixed_prompt), _padded(seqs, self.mixed_seqs)
+        return _line(seqs, self.mixed_seqs, [_line(tokens, self.mixed_prompt, times) for times in self.mixed_s])
+
     def step_times(self, output: SchedulerOutput) -> Iterator[float]:
         """Seconds of the output's iterations, without end: from one to the next each sequence grows by a token."""
         constant, per_token = self.decode_s(max(output.num_decode_seqs, 1))
         if output.num_prefill_tokens:
-            columns = [_line(output.num_prefill_tokens, self.mixed_prompt, times) for times in self.mixed_s]
-            constant = _line(output.num_decode_seqs, self.mixed_seqs, columns)
+            constant = self.with_prompts_s(output.num_decode_seqs, output.num_prefill_tokens)
         context = output.context_tokens
         while True:
             yield max(self.shortest_s, constant + per_token * context)
             context += output.num_decode_seqs
+
+
+def _padded(size: int, sizes: tuple[int, ...]) -> int:
+    """The next of the sizes, or beyond them the size itself."""
+    return sizes[bisect_left(sizes, size)] if size <= sizes[-1] else size
 
 
 def _line(x: float, xs: tuple[int, ...], ys: Iterable[float]) -> float:

@@ -15,6 +15,7 @@ from typing import Any
 from repro.config import DEPLOYMENTS
 from repro.errors import UserError
 from repro.measure.budget import seconds_of
+from repro.measure.load import POINTS
 from repro.provenance import machine, pretty_json, read_json
 from repro.store import locked, write_atomically
 from repro.systems import SYSTEMS
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", help="default: float16 on a GPU, float32 on a CPU")
     parser.add_argument("--kv-slots", type=int, help="pool in tokens (default: Table 1's for OPT-13B; 4096 on a CPU)")
     parser.add_argument("--systems", nargs="+", choices=sorted(SYSTEMS), default=list(SYSTEMS), metavar="SYSTEM")
+    parser.add_argument("--only", nargs="+", choices=POINTS, default=POINTS, metavar="KIND", help=f"kinds of points: {', '.join(POINTS)}")
     parser.add_argument("--also-code", nargs="+", default=[], metavar="HASH",
                         help="let rows measured by earlier code count, too (the column `code` says by which)")
     parser.add_argument("--commit", help="the code's commit, where git cannot tell it")
@@ -67,7 +69,7 @@ def measure_into(options: argparse.Namespace, setting: dict[str, Any], budget_s:
     rows = plan.Rows(options.out / plan.ROWS, code, options.also_code)
     model, dtype, kv_slots = setting.values()
     bench = Bench(model, kv_slots, options.device, dtype)
-    print(f"{bench.device_name}, {model} in {dtype}: {bench.num_blocks} blocks; ready after {bench.boot_s:.0f} s", flush=True)
+    print(f"{bench.device_name}, {model} in {dtype}: {bench.executor.manager.num_blocks} blocks; ready after {bench.boot_s:.0f} s", flush=True)
     manifest = {**machine(), "device": bench.device_name, "cuda": torch.version.cuda, **setting, "boot_s": round(bench.boot_s, 1),
                 "method": METHOD, **ceilings(on_gpu)}
     if options.commit:
@@ -77,8 +79,8 @@ def measure_into(options: argparse.Namespace, setting: dict[str, Any], budget_s:
         manifest["earlier_parts"] = [*earlier.pop("earlier_parts", []), earlier]
     write_atomically(options.out / "manifest.json", pretty_json(manifest))
     timing = plan.GPU_TIMING if on_gpu else plan.CPU_TIMING
-    left_out = plan.work_through(plan.steps(bench, rows, timing, tuple(options.systems)), rows, budget_s - bench.boot_s,
-                                 device=bench.device_name, **setting)
+    points = (step for step in plan.steps(bench, rows, timing, tuple(options.systems)) if step.kind in options.only)
+    left_out = plan.work_through(points, rows, budget_s - bench.boot_s, device=bench.device_name, **setting)
     write_atomically(options.out / "manifest.json", pretty_json(manifest | {"at_the_end": ceilings(on_gpu), "points_left_out": left_out}))
     print(f"{len(rows.rows)} rows in {options.out / plan.ROWS}" + (f"; {left_out} points left out, as the budget of {options.budget} "
                                                                  "would be overrun: call again to go on" if left_out else ""))

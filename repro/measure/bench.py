@@ -1,11 +1,12 @@
 """The real engine set up once for many measured runs: one model, one K/V pool, warmed up.
 
-Weights are random (only shapes matter), lengths are forced, decoding is greedy. The pool is that of Table 1, whatever the
-memory of the card, so that any GPU answers the paper's question.
+Weights are random (only shapes matter), lengths are forced, beams continue where a real model's did. The pool is that of Table 1,
+whatever the memory of the card, so that any GPU answers the paper's question.
 """
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import time
 from collections.abc import Iterator
@@ -22,9 +23,8 @@ from repro.executor.torch import models
 from repro.executor.torch.attention import detach
 from repro.executor.torch.executor import TorchExecutor
 from repro.executor.torch.kv_store import KVStore
-from repro.measure.load import BLOCK_SIZE, GREEDY, Load, run
-from repro.memory import KVCacheManager
-from repro.memory.paged import PagedKVCacheManager
+from repro.measure.load import BLOCK_SIZE, GREEDY, PREFIX, SWAP_SHARE, Load, run
+from repro.memory import KVCacheManager, PagedKVCacheManager
 from repro.scheduler import Scheduler, SchedulerConfig, SchedulerOutput
 from repro.sequence import Request
 
@@ -36,6 +36,8 @@ class Bench:
     """`model` as for repro.executor.torch.models.load, held to `max_model_len` tokens; a pool of `kv_slots` tokens; on a GPU with
     graphs and compiled layers."""
 
+    executor: TorchExecutor | None = None
+
     def __init__(self, model: str | models.LoadedModel, kv_slots: int, device: str = "cuda", dtype: str = "float16",
                  max_model_len: int = 2048) -> None:
         started = time.perf_counter()
@@ -46,18 +48,28 @@ class Bench:
         self.deployment = deployment = Deployment(self.loaded.config, DEVICES["a100-40gb"], 1, kv_slots)
         self.on_gpu = self.loaded.device.type == "cuda"
         self.device_name = device_name(self.on_gpu)
-        self.num_blocks = deployment.num_blocks(BLOCK_SIZE)
-        self.store = KVStore(self.loaded.config, self.num_blocks, BLOCK_SIZE, 0, self.loaded.dtype, self.loaded.device)
-        self.executor = self.make_executor(self.paged(), self.store)
+        self._uuid = str(torch.cuda.get_device_properties().uuid) if self.on_gpu else None
         self._random = np.random.default_rng(0)
-        if self.on_gpu:
-            self._warm_up(limit)
+        self.use_blocks(BLOCK_SIZE)
         self.boot_s = time.perf_counter() - started
 
-    def paged(self, block_size: int = BLOCK_SIZE, num_blocks: int | None = None) -> PagedKVCacheManager:
-        return PagedKVCacheManager(num_blocks or self.num_blocks, block_size)
+    def use_blocks(self, block_size: int) -> None:
+        """Have the pool in blocks of this size, ready to be timed; another one's memory is given back first."""
+        if self.executor is not None and self.executor.manager.block_size == block_size:
+            return
+        if self.executor is not None:
+            detach(self.loaded.model)
+            self.executor = None
+            gc.collect()
+            if self.on_gpu:
+                torch.cuda.empty_cache()
+        self.executor = self._make_executor(block_size, self.deployment.num_blocks(block_size))
+        if self.on_gpu:
+            self._warm_up(self.loaded.config.max_model_len)
 
-    def make_executor(self, manager: KVCacheManager, store: KVStore) -> TorchExecutor:
+    def _make_executor(self, block_size: int, num_blocks: int) -> TorchExecutor:
+        store = KVStore(self.loaded.config, num_blocks, block_size, int(SWAP_SHARE * num_blocks), self.loaded.dtype, self.loaded.device)
+        manager = PagedKVCacheManager(num_blocks, block_size)
         return TorchExecutor(self.loaded, manager, store, with_logprobs=False, graphs=self.on_gpu, compiled=self.on_gpu)
 
     def _warm_up(self, longest: int) -> None:
@@ -66,15 +78,21 @@ class Bench:
             self.serve([Request(index, 0.0, length, 4, GREEDY) for index, length in enumerate(prompts)])
         self.executor.runner.capture_all(longest)
 
-    def submit(self, request: Request) -> Request:
-        """Hand the executor a random prompt for it."""
-        vocabulary = self.loaded.model.config.vocab_size
-        self.executor.submit(request, self._random.integers(4, vocabulary, request.prompt_tokens))
+    def _prompt(self, num_tokens: int) -> np.ndarray:
+        return self._random.integers(4, self.loaded.model.config.vocab_size, num_tokens)
+
+    def submit(self, request: Request, prefix: np.ndarray | None = None) -> Request:
+        """Hand the executor a random prompt for it, which begins with the prefix."""
+        prompt = self._prompt(request.prompt_tokens)
+        if prefix is not None:
+            prompt[: len(prefix)] = prefix
+        self.executor.submit(request, prompt)
         return request
 
     def engine(self, *observers: Observer, config: SchedulerConfig = SchedulerConfig()) -> Engine:
         """A fresh vLLM engine on this pool."""
-        manager = self.paged()
+        used = self.executor.manager
+        manager = PagedKVCacheManager(used.num_blocks, used.block_size)
         self.executor.reset(manager)
         return Engine(Scheduler(manager, config), self.executor, WallClock(), observers)
 
@@ -83,13 +101,21 @@ class Bench:
         engine.run([self.submit(request) for request in batch])
         self.executor.flush()
 
+    def prepare(self, load: Load) -> tuple[KVCacheManager, list[Request]]:
+        """The load's memory manager on this pool, with the shared prefix if there is one, and its requests, which have prompts."""
+        self.use_blocks(load.block_size)
+        manager = load.manager_on(self.deployment)
+        self.executor.reset(manager, load.parents)
+        prefix = self._prompt(load.prefix_tokens)
+        if load.prefix_tokens and isinstance(manager, PagedKVCacheManager):
+            self.executor.store_prefix(PREFIX, prefix)
+        return manager, [self.submit(request, prefix) for request in load.requests]
+
     def measure(self, load: Load) -> dict[str, Any]:
         """The load on the real engine; one row, with the device's state and the host's share of the time."""
-        manager = load.manager_on(self.deployment)
-        self.executor.reset(manager)
-        batch = [self.submit(request) for request in load.requests]
+        manager, requests = self.prepare(load)
         clock = IdleClock()
-        row = run(load, self.deployment, self.executor, clock, manager, batch)
+        row = run(load, self.deployment, self.executor, clock, manager, requests)
         host_share = 1 - (self.executor.waited_s + clock.idle_s) / clock.now if self.on_gpu else 0.0
         if host_share > CLIENT_BOUND:
             row["mark"] = "client-bound"
@@ -97,18 +123,16 @@ class Bench:
         wrong = sum(len(one.tokens) != state.request.output_tokens
                     for state in self.executor.finished.values() for one in state.sequences)
         return row | {"host_share": host_share, "wrong_lengths": wrong, "evidence": "measured", "device": self.device_name,
-                      "seconds": clock.now, **gpu_state(self.on_gpu)}
+                      "seconds": clock.now, **gpu_state(self._uuid)}
 
     @contextmanager
-    def other_blocks(self, block_size: int, num_slots: int) -> Iterator[tuple[TorchExecutor, KVStore]]:
-        """An executor of the same model over a small pool of other blocks; this one's comes back after."""
-        store = KVStore(self.loaded.config, num_slots // block_size, block_size, num_slots // block_size, self.loaded.dtype,
-                        self.loaded.device)
+    def small_pool(self, block_size: int, num_slots: int) -> Iterator[None]:
+        """A small pool of other blocks, in which nothing is captured yet; this one comes back after."""
         kept = self.executor
         detach(self.loaded.model)
-        self.executor = self.make_executor(self.paged(block_size, num_slots // block_size), store)
+        self.executor = self._make_executor(block_size, num_slots // block_size)
         try:
-            yield self.executor, store
+            yield
         finally:
             detach(self.loaded.model)
             self.executor = kept
@@ -143,13 +167,13 @@ def device_name(on_gpu: bool) -> str:
     return torch.cuda.get_device_name() if on_gpu else "CPU"
 
 
-def gpu_state(on_gpu: bool) -> dict[str, float | None]:
-    """Clocks (MHz), temperature (C) and power (W) now; None where nvidia-smi does not tell."""
+def gpu_state(uuid: str | None) -> dict[str, float | None]:
+    """Clocks (MHz), temperature (C) and power (W) of a GPU now; None where nvidia-smi does not tell, and without one."""
     names = {"sm_mhz": "clocks.sm", "memory_mhz": "clocks.mem", "celsius": "temperature.gpu", "watts": "power.draw"}
     try:
-        if not on_gpu:
+        if uuid is None:
             raise OSError("no GPU in this run")
-        query = ["nvidia-smi", f"--query-gpu={','.join(names.values())}", "--format=csv,noheader,nounits", "--id=0"]
+        query = ["nvidia-smi", f"--query-gpu={','.join(names.values())}", "--format=csv,noheader,nounits", f"--id=GPU-{uuid}"]
         values = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.split(",")
         return {name: float(value) for name, value in zip(names, values)}
     except (OSError, ValueError, subprocess.SubprocessError):

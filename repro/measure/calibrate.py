@@ -1,25 +1,28 @@
 """How long the steps of the real engine take on this machine: the grid under `repro.executor.step_times.StepTimes`.
 
-A cell is a number of decoding sequences with short or long contexts, or with prompts of one length joining in every second
-iteration. On a GPU a step is waited for while the next one is queued, so single durations mean little and means over many
-steps everything. The grid is bounded by the pool: it is what the runs to be predicted can reach.
+A cell is a number of decoding sequences with short or long contexts, or with prompts joining in every second iteration. On a GPU
+the cells are the sizes that steps are padded to. A step is waited for there while the next one is queued, so single durations
+mean little and means over many steps everything. The grid is bounded by the pool: it is what the runs to be predicted can reach.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from repro.executor.torch.runner import BATCH_BUCKETS
+from repro.engine import Engine
+from repro.executor.torch.runner import BATCH_BUCKETS, MAX_CHUNKS, ROW_BUCKETS, TOKEN_BUCKETS
 from repro.measure.bench import Bench, Durations
 from repro.measure.load import BLOCK_SIZE, GREEDY
 from repro.sequence import Request
 
 SHORT_CONTEXT = 8
+#: tokens of a prompt at most; more are several prompts
+PROMPT = 512
 _SETTLE = 3  # steps that pass before a duration counts
 
 
@@ -35,25 +38,31 @@ class Grid:
     cycles: int
 
 
-GPU_GRID = Grid(BATCH_BUCKETS, (0, 8, 32, 96, 192), (16, 64, 256, 1024, 2000), steps=24, cycles=8)
+# The largest batch leaves room for the prompts' own rows.
+GPU_GRID = Grid(BATCH_BUCKETS, (*ROW_BUCKETS[:-1], ROW_BUCKETS[-1] - MAX_CHUNKS), TOKEN_BUCKETS, steps=24, cycles=8)
 CPU_GRID = Grid((1, 4, 16, 40), (0, 4, 32), (8, 64, 256), steps=8, cycles=2)
 
 
 def cells(bench: Bench) -> Iterator[dict[str, Any]]:
     """One row per cell."""
+    bench.use_blocks(BLOCK_SIZE)
     grid = GPU_GRID if bench.on_gpu else CPU_GRID
-    slots = bench.num_blocks * BLOCK_SIZE
+    slots = bench.deployment.num_blocks(BLOCK_SIZE) * BLOCK_SIZE
     for count in grid.seqs:
         longest = min(bench.loaded.config.max_model_len, int(0.9 * slots) // count) - grid.steps - _SETTLE - BLOCK_SIZE
         for context in (SHORT_CONTEXT, longest):
             if longest >= 2 * SHORT_CONTEXT:
                 yield _decode(bench, count, context, grid.steps)
-    room = int(0.9 * slots)
     for count in grid.mixed_seqs:
-        if count * (SHORT_CONTEXT + 4 * grid.cycles + BLOCK_SIZE) <= room // 2:
-            for prompt in grid.mixed_prompt:
-                if prompt <= min(room // 4, bench.loaded.config.max_model_len - 1):
-                    yield _mixed(bench, count, prompt, grid.cycles)
+        blocks = count * -(-(SHORT_CONTEXT + _output(grid.cycles)) // BLOCK_SIZE)
+        for prompt in grid.mixed_prompt:
+            if blocks * BLOCK_SIZE + prompt <= 0.95 * slots and min(prompt, PROMPT) < bench.loaded.config.max_model_len:
+                yield _mixed(bench, count, prompt, grid.cycles)
+
+
+def _output(cycles: int) -> int:
+    """Tokens of a sequence that decodes beside `cycles` prompts, and does not end before."""
+    return _SETTLE + 3 * cycles + 2
 
 
 def _row(seqs: int, prompt: int, context: float, seconds: float) -> dict[str, Any]:
@@ -72,20 +81,32 @@ def _decode(bench: Bench, count: int, context: int, steps: int) -> dict[str, Any
 
 
 def _mixed(bench: Bench, count: int, prompt: int, cycles: int) -> dict[str, Any]:
-    """A step of `count` short sequences that a prompt joins; without sequences, of prompts alone."""
+    """A step of `count` short sequences that prompts join, `prompt` tokens in all; without sequences, of prompts alone."""
     durations = Durations()
     engine = bench.engine(durations)
     for index in range(count):
-        engine.add(bench.submit(Request(index, 0.0, SHORT_CONTEXT, 2 * cycles + 2 * _SETTLE + 8, GREEDY)))
-    for _ in range(2 * _SETTLE if count else 0):
+        engine.add(bench.submit(Request(index, 0.0, SHORT_CONTEXT, _output(cycles), GREEDY)))
+    for _ in range(_SETTLE + 1 if count else 0):
         engine.step()
-    plain_s = float(np.median(durations.seconds[_SETTLE:])) if count else 0.0
+    plain_s = _seconds(bench, engine, cycles) if count else 0.0
+    first, parts = len(durations.seconds), -(-prompt // PROMPT)
+
+    def join(cycle: int) -> None:
+        for part in range(parts):
+            tokens = prompt * (part + 1) // parts - prompt * part // parts
+            engine.add(bench.submit(Request(1000 + cycle * parts + part, 0.0, tokens, 1, GREEDY)))
+
+    seconds = _seconds(bench, engine, cycles, 2 if count else 1, join)
+    return _row(count, prompt, float(np.mean([context for _, context, _ in durations.outputs[first:]])), seconds - plain_s)
+
+
+def _seconds(bench: Bench, engine: Engine, cycles: int, steps: int = 1, before: Callable[[int], None] = lambda _: None) -> float:
+    """Mean seconds of a cycle of `steps` iterations, from an idle device to an idle device."""
     bench.executor.flush()
-    first, started = len(durations.seconds), time.perf_counter()
+    started = time.perf_counter()
     for cycle in range(cycles):
-        engine.add(bench.submit(Request(1000 + cycle, 0.0, prompt, 1, GREEDY)))
-        for _ in range(2 if count else 1):
+        before(cycle)
+        for _ in range(steps):
             engine.step()
     bench.executor.flush()
-    seconds = (time.perf_counter() - started) / cycles - plain_s
-    return _row(count, prompt, float(np.mean([context for _, context, _ in durations.outputs[first:]])), seconds)
+    return (time.perf_counter() - started) / cycles

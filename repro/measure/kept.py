@@ -22,7 +22,7 @@ DEFAULT = "h200"
 KERNELS, SERVING = "kernels", "serving"
 #: rows measured with other ones of these do not go together
 _SETTING = ("device", "model", "dtype", "kv_slots")
-_TEXT = {"key", "code", "kind", "system", "workload", "trace_hash", "mark", "evidence", "device", "model", "dtype"}
+_TEXT = {"key", "code", "kind", "system", "workload", "trace_hash", "mark", "evidence", "device", "model", "dtype", "preemption"}
 
 
 def own_folder() -> Path:

@@ -10,31 +10,42 @@ No device is known here; an executor and a clock are handed in.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from repro.config import Deployment, lookup
+from repro.beams import KINDS, ParentChoices, recording
+from repro.config import Deployment, check_block_size, lookup
 from repro.engine import Clock, Engine, Observer, Outcome, VirtualClock
 from repro.errors import UserError
 from repro.executor.interface import Executor
 from repro.executor.simulated import SimulatedExecutor
 from repro.executor.step_times import StepTimes
-from repro.memory.interface import KVCacheManager
+from repro.memory import KVCacheManager, PagedKVCacheManager
 from repro.metrics import BatchAverage, UsageSamples, normalized_latency_s
-from repro.scheduler import Batching, Scheduler, SchedulerOutput
+from repro.scheduler import Batching, PreemptionMode, Scheduler, SchedulerOutput
 from repro.sequence import Request, SamplingParams
 from repro.simulation import requests_of
 from repro.systems import System, system_for
 from repro.workloads import Trace, make_trace
+from repro.workloads.translation import translation_trace
 
+#: what there is to measure (repro.measure.plan), as the first part of a point's key
+POINTS = ("saturated", "recompute", "generate", "steps", "latency", "sharing", "prefix", "blocks")
 BLOCK_SIZE = 16
+TRANSLATION = "translation"
+#: name of the prefix that all of a run's prompts begin with
+PREFIX = "shared"
+PREEMPTIONS = ("recompute", "swap")
+#: CPU blocks for a pool's blocks; a saturated pool of the paper's has at most 0.53 of itself swapped out (blocks of 256, six samples)
+SWAP_SHARE = 0.6
 #: parts of the pool, as in Fig. 2
 PIECES = ("token_states", "reserved", "internal", "rounding", "free")
 #: requests per second of window that no system here can keep up with, so that a saturated queue never empties
-FLOOD = {"sharegpt": 60.0, "alpaca": 400.0}
+FLOOD = {"sharegpt": 60.0, "alpaca": 400.0, TRANSLATION: 800.0}
 #: equal parts of the window, whose spread gives the interval of its throughput
 NUM_PARTS = 5
 _T_95 = 2.776  # Student's t for NUM_PARTS means
@@ -45,8 +56,12 @@ GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 @dataclass(frozen=True)
 class Load:
-    """`rate` in req/s, None for a saturated run; the window lies from `warm_s` to `stop_s` (s); `n` samples a request; no
-    request is longer than `max_model_len` tokens."""
+    """`rate` in req/s, None for a saturated run; the window lies from `warm_s` to `stop_s` (s); `n` sequences a request, samples or, with
+    `beams`, a beam search; no request is longer than `max_model_len` tokens.
+
+    `prefix_tokens`: translation's prompts all begin with as many (§6.4). `block_size` in tokens. `preemption`: always by this way
+    (§4.5), None for the system's own rule.
+    """
 
     system: str
     workload: str
@@ -56,11 +71,28 @@ class Load:
     seed: int = 0
     n: int = 1
     max_model_len: int = 2048
+    beams: bool = False
+    prefix_tokens: int = 0
+    block_size: int = BLOCK_SIZE
+    preemption: str | None = None
 
     def __post_init__(self) -> None:
         lookup("workload", FLOOD, self.workload)
         if not 0 <= self.warm_s < self.stop_s < math.inf:
             raise UserError(f"a window from {self.warm_s} to {self.stop_s} s is none; need 0 <= warm_s < stop_s")
+        if self.prefix_tokens and self.workload != TRANSLATION:
+            raise UserError(f"prefix_tokens = {self.prefix_tokens}: prompts of {self.workload} share none; only those of {TRANSLATION} do")
+        if self.preemption not in (None, *PREEMPTIONS):
+            raise UserError(f"unknown preemption {self.preemption!r}; known: {', '.join(PREEMPTIONS)}")
+        check_block_size(self.block_size)
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Load:
+        """The run that a row was measured in, as repro.measure.kept reads it."""
+        others = {"n": 1, "max_model_len": cls.max_model_len, "prefix_tokens": 0, "block_size": BLOCK_SIZE}
+        return cls(row["system"], row["workload"], row["rate"], row["warm_s"], row["stop_s"], row["seed"],
+                   **{name: row.get(name) or default for name, default in others.items()}, beams=bool(row.get("beams")),
+                   preemption=row.get("preemption"))
 
     @property
     def kind(self) -> str:
@@ -69,10 +101,12 @@ class Load:
     @cached_property
     def trace(self) -> Trace:
         """The requests. A saturated run's are all there at the start."""
-        if self.rate is not None:
-            return make_trace(self.workload, self.rate, self.stop_s, self.seed, max_model_len=self.max_model_len)
-        flood = make_trace(self.workload, FLOOD[self.workload], self.stop_s, self.seed, max_model_len=self.max_model_len)
-        return replace(flood, arrival_s=np.zeros(len(flood)))
+        rate = FLOOD[self.workload] if self.rate is None else self.rate
+        if self.workload == TRANSLATION:
+            trace = translation_trace(self.prefix_tokens, rate, self.stop_s, self.seed, max_model_len=self.max_model_len)
+        else:
+            trace = make_trace(self.workload, rate, self.stop_s, self.seed, max_model_len=self.max_model_len)
+        return trace if self.rate is not None else replace(trace, arrival_s=np.zeros(len(trace)))
 
     @property
     def end_s(self) -> float:
@@ -81,17 +115,23 @@ class Load:
 
     @property
     def requests(self) -> list[Request]:
-        """Greedy, or random samples if there are several; each exactly as long as the trace says."""
-        sampling = SamplingParams(n=self.n, temperature=float(self.n > 1), ignore_eos=True)
-        return list(requests_of(self.trace, sampling))
+        """Greedy, or random samples or beams if there are several; each exactly as long as the trace says."""
+        several = self.n > 1
+        sampling = SamplingParams(n=self.n, temperature=float(several and not self.beams), use_beam_search=several and self.beams, ignore_eos=True)
+        return list(requests_of(self.trace, sampling, PREFIX if self.prefix_tokens else None))
+
+    @property
+    def parents(self) -> ParentChoices | None:
+        """Where beams continue: replayed from a real model (see repro.beams), as lengths are; None without beams."""
+        return recording(KINDS[self.workload]) if self.beams else None
 
     def system_on(self, deployment: Deployment) -> System:
-        return system_for(self.system, deployment, self.workload)
+        chosen = system_for(self.system, deployment, self.workload)
+        return chosen if self.preemption is None else chosen.with_scheduler(preemption=PreemptionMode(self.preemption))
 
     def manager_on(self, deployment: Deployment) -> KVCacheManager:
-        return self.system_on(deployment).manager(
-            deployment.num_blocks(BLOCK_SIZE), BLOCK_SIZE, self.max_model_len
-        )
+        blocks = deployment.num_blocks(self.block_size)
+        return self.system_on(deployment).manager(blocks, self.block_size, self.max_model_len, int(SWAP_SHARE * blocks))
 
 
 class Window(Observer):
@@ -148,9 +188,10 @@ def run(load: Load, deployment: Deployment, executor: Executor, clock: Clock, ma
         "kind": load.kind, "system": load.system, "workload": load.workload, "rate": load.rate, "warm_s": load.warm_s,
         "stop_s": load.stop_s, "seed": load.seed, "n": load.n, "max_model_len": load.max_model_len, "trace_hash": load.trace.hash,
         "tokens_per_s": mean, "tokens_per_s_low": mean - half, "tokens_per_s_high": mean + half,
+        "beams": int(load.beams), "prefix_tokens": load.prefix_tokens, "block_size": load.block_size, "preemption": load.preemption,
         "finished_rate": mean / (load.n * load.trace.output_tokens.mean()), "num_finished": len(finished),
         "mean_batch": None if math.isnan(batch.mean) else batch.mean, "iterations": window.iterations, "prompt_tokens_per_s": window.prompt_tokens / (load.stop_s - load.warm_s),
-        "preemptions": window.preemptions,
+        "preemptions": window.preemptions, "saving": usage.saving if usage.samples else None,
         **{piece: usage.mean(piece) if usage.samples else None for piece in PIECES},
         **_latency(load, outcomes), "mark": _mark(load, window, outcomes),
     }
@@ -181,5 +222,8 @@ def _mark(load: Load, window: Window, outcomes: list[Outcome]) -> str:
 
 def predict(load: Load, deployment: Deployment, steps: StepTimes) -> dict[str, Any]:
     """The same run in virtual time: scheduler and memory decide as always, `steps` says how long they take."""
-    row = run(load, deployment, SimulatedExecutor(steps), VirtualClock(), load.manager_on(deployment), load.requests)
+    manager = load.manager_on(deployment)
+    if load.prefix_tokens and isinstance(manager, PagedKVCacheManager):
+        manager.store_prefix(PREFIX, load.prefix_tokens)
+    row = run(load, deployment, SimulatedExecutor(steps, load.parents), VirtualClock(), manager, load.requests)
     return row | {"evidence": "modelled", "device": steps.name}

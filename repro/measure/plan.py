@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from repro import keys
+from repro.beams import WIDTHS
 from repro.errors import UserError
 from repro.measure import calibrate, generate
 from repro.measure.bench import Bench
-from repro.measure.load import Load
+from repro.measure.load import PREEMPTIONS, TRANSLATION, Load
 from repro.measure.recompute import recompute_row
 from repro.progress import duration
 from repro.provenance import canonical_json, sha256_text
@@ -33,7 +34,12 @@ ROWS = "serving.csv"
 SAMPLES = 3
 #: multiples of saturation at which latency is measured, the most telling first
 MULTIPLES = (0.8, 0.5, 0.95)
-BLOCK_SIZES = tuple(2**power for power in range(9))
+RECOMPUTED = tuple(2**power for power in range(9))
+#: block sizes (tokens) that serve a whole workload, the most telling first: each has a pool and graphs of its own
+BLOCK_SIZES = (16, 64, 256, 8, 32, 128, 1)
+#: tokens that all prompts of Fig. 16 begin with
+PREFIXES = (80, 341)
+ORCAS = ("orca-oracle", "orca-pow2", "orca-max")
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,8 @@ class Timing:
 
 
 GPU_TIMING = {"sharegpt": Timing(8.0, 28.0, 30.0, 52.0), "alpaca": Timing(3.0, 13.0, 14.0, 14.0)}
+#: windows (s) of what comes after the latency curves
+SHAREGPT_WINDOW, WINDOW = {"warm_s": 6.0, "stop_s": 20.0}, {"warm_s": 3.0, "stop_s": 11.0}
 CPU_TIMING = {"alpaca": Timing(4.0, 14.0, 24.0, 24.0)}
 
 
@@ -58,9 +66,14 @@ class Step:
     expected_s: float
     measure: Callable[[], list[dict[str, Any]]]
 
+    @property
+    def kind(self) -> str:
+        return self.key.partition("/")[0]
+
 
 def steps(bench: Bench, rows: Rows, timing: dict[str, Timing], systems: tuple[str, ...]) -> Iterator[Step]:
-    """Every point in order. Later ones look at the rows of earlier ones, so they are made as they come."""
+    """Every point in order. Later ones look at the rows of earlier ones, so they are made as they come. A CPU, far too slow for the
+    paper's model, has only what a prediction is checked against."""
     load_on = partial(Load, max_model_len=bench.loaded.config.max_model_len)
     for workload, times in timing.items():
         for name in systems:
@@ -68,7 +81,7 @@ def steps(bench: Bench, rows: Rows, timing: dict[str, Timing], systems: tuple[st
             load = load_on(name, workload, None, times.warm_s, stop_s)
             yield Step(f"saturated/{workload}/{name}", stop_s + 2, lambda load=load: [bench.measure(load)])
     if bench.on_gpu:
-        for size in BLOCK_SIZES:
+        for size in RECOMPUTED:
             yield Step(f"recompute/{size}", 3, lambda size=size: [recompute_row(bench, size)])
         for name in ("vllm", "orca-max"):
             load = load_on(name, "sharegpt", None, timing["sharegpt"].warm_s, timing["sharegpt"].saturated_s, n=SAMPLES)
@@ -88,6 +101,31 @@ def steps(bench: Bench, rows: Rows, timing: dict[str, Timing], systems: tuple[st
                 stop_s = max(times.latency_s, times.warm_s + min(60 / rate, 2 * times.latency_s))
                 load = load_on(name, workload, rate, times.warm_s, stop_s, seed=1)
                 yield Step(key, 1.2 * stop_s, lambda load=load, multiple=multiple: [bench.measure(load) | {"multiple": multiple}])
+    if bench.on_gpu:
+        yield from _more(bench, load_on)
+
+
+def _more(bench: Bench, load_on: Callable[..., Load]) -> Iterator[Step]:
+    """Saturated runs of what else vLLM shares and how else it may be set: Fig. 14 and 15, 16, 18b and 19b."""
+
+    def point(key: str, load: Load, more_s: float = 2) -> Step:
+        return Step(key, load.stop_s + more_s, lambda: [bench.measure(load) | {"kind": key.partition("/")[0]}])
+
+    few = partial(load_on, rate=None, **WINDOW)
+    for method in ("parallel", "beam"):
+        for width in WIDTHS:
+            for name in ("vllm", *ORCAS):
+                yield point(f"sharing/{method}/{width}/{name}", few(name, "alpaca", n=width, beams=method == "beam"))
+    for prefix in PREFIXES:
+        for name in ("vllm", "orca-oracle"):
+            yield point(f"prefix/{prefix}/{name}", few(name, TRANSLATION, prefix_tokens=prefix))
+    sharegpt = partial(load_on, rate=None, **SHAREGPT_WINDOW)
+    for size in BLOCK_SIZES:
+        for way in PREEMPTIONS:
+            # The first one of a size has its pool to set up.
+            yield point(f"blocks/{size}/sharegpt/{way}", sharegpt("vllm", "sharegpt", block_size=size, preemption=way),
+                        20 if way == PREEMPTIONS[0] else 2)
+        yield point(f"blocks/{size}/alpaca", few("vllm", "alpaca", block_size=size))
 
 
 def code_hash(**setting: Any) -> str:

@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from repro.engine import Engine, WallClock
 from repro.measure.bench import Bench
 from repro.measure.load import GREEDY
-from repro.scheduler import Scheduler
 from repro.sequence import Request
 
 TOKENS = 256
@@ -20,16 +18,14 @@ REPEATS, WARM_UP = 12, 3
 
 def recompute_row(bench: Bench, block_size: int) -> dict[str, Any]:
     """Median seconds of a pass over 256 tokens, from the request to its token on the host, with nothing else to do."""
-    with bench.other_blocks(block_size, POOL_TOKENS) as (executor, _):
-        manager = bench.paged(block_size, POOL_TOKENS // block_size)
-        executor.reset(manager)
-        engine = Engine(Scheduler(manager), executor, WallClock())
+    with bench.small_pool(block_size, POOL_TOKENS):
+        engine = bench.engine()
         seconds = []
         for index in range(REPEATS):
             started = time.perf_counter()
             engine.add(bench.submit(Request(index, 0.0, TOKENS, 1, GREEDY)))
             engine.step()
-            executor.flush()
+            bench.executor.flush()
             seconds.append(time.perf_counter() - started)
     return {"kind": "recompute", "block_size": block_size, "tokens": TOKENS, "seconds": float(np.median(seconds[WARM_UP:])),
             "evidence": "measured", "device": bench.device_name}

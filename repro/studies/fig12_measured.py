@@ -74,19 +74,13 @@ def measured(path: Path, evidence: str) -> list[dict[str, Any]]:
             for row in kept.read(path, evidence) if row["kind"] in KINDS]
 
 
-def load_of(row: dict[str, Any]) -> Load:
-    """The run that a row was measured in."""
-    return Load(row["system"], row["workload"], row["rate"], row["warm_s"], row["stop_s"], row["seed"], int(row.get("n") or 1),
-                int(row.get("max_model_len") or Load.max_model_len))
-
-
 def replayed(path: Path, evidence: str, key: str) -> dict[str, Any]:
     """A saturated run again, with every step as long as the measured mean."""
     row = next(row for row in kept.read(path, evidence) if row["key"] == key)
     step_s = (row["stop_s"] - row["warm_s"]) / row["iterations"]
     steps = StepTimes("replay", False, (1,), (step_s,), (0.0,), (0,), (1,), ((step_s,),), step_s)
     deployment = replace(DEPLOYMENTS["opt-13b"], kv_slots=row["kv_slots"])
-    found = predict(load_of(row), deployment, steps)
+    found = predict(Load.of(row), deployment, steps)
     return {"part": "replayed", **{name: found[name] for name in ("system", "workload", "n", "rate", "mark", *METRICS)}, "multiple": None,
             "model": row["model"], "kv_slots": row["kv_slots"], "evidence": "replayed", "device": None, "seed": found["seed"], "trace_hash": found["trace_hash"]}
 

@@ -21,7 +21,7 @@ from repro.experiment import Point
 from repro.measure import kept
 from repro.measure.load import Load, predict
 from repro.studies.common import check_positive, check_systems
-from repro.studies.fig12_measured import METRICS, load_of
+from repro.studies.fig12_measured import METRICS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,7 +88,7 @@ def predicted(path: Path, evidence: str, key: str) -> list[dict[str, Any]]:
     row = next(row for row in rows if row["key"] == key)
     steps = StepTimes.of(row["device"], [step for step in rows if step["kind"] == "step"], padded=True)
     deployment = replace(DEPLOYMENTS["opt-13b"], kv_slots=row["kv_slots"])
-    return _both(row, predict(load_of(row), deployment, steps), row["device"], evidence)
+    return _both(row, predict(Load.of(row), deployment, steps), row["device"], evidence)
 
 
 def measured_here(model: str, systems: tuple[str, ...], multiples: tuple[float, ...], warm_s: float, stop_s: float,
