@@ -14,7 +14,7 @@ from repro.studies import fig12_measured as study
 from repro.systems import SYSTEMS
 
 SLOTS = DEPLOYMENTS["opt-13b"].kv_slots
-STEPS = StepTimes("here", False, (1,), (0.02,), (0.0,), (0,), (1, 1000), ((0.02, 0.1),), 0.02)
+STEPS = StepTimes("here", False, (1,), (0.02,), 0.0, (0,), (1, 1000), ((0.02, 0.1),), 0.02)
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,7 @@ def test_recorded_outputs_have_the_lengths_of_the_trace_and_the_order_is_the_pap
 
 def test_a_run_is_replayed_from_its_own_row(folder):
     """Every step as long as the mean one: where all steps are equal the replay is the run."""
-    constant = StepTimes("here", False, (1,), (0.0231,), (0.0,), (0,), (1,), ((0.0231,),), 0.0231)
+    constant = StepTimes("here", False, (1,), (0.0231,), 0.0, (0,), (1,), ((0.0231,),), 0.0231)
     write(folder, [ran("vllm", "alpaca", steps=constant)])
     rows = rows_of()
     measured, again = (rows[rows["part"] == part].iloc[0] for part in ("saturated", "replayed"))

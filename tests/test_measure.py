@@ -29,7 +29,7 @@ WINDOW = dict(warm_s=2.0, stop_s=12.0, max_model_len=MAX_LEN)
 
 
 def constant(step_s, per_context_s=0.0):
-    return StepTimes("constant", False, (1,), (step_s,), (per_context_s,), (0,), (1,), ((step_s,),), step_s)
+    return StepTimes("constant", False, (1,), (step_s,), per_context_s, (0,), (1,), ((step_s,),), step_s)
 
 
 class OneByOne(SimulatedExecutor):

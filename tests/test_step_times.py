@@ -16,12 +16,11 @@ MIXED_SEQS, MIXED_PROMPT = (0, 4, 16), (16, 64, 256)
 
 
 def alone_s(seqs, context):
-    """A machine whose context costs more in larger batches, as a kernel that is badly balanced would."""
-    return 0.010 + 0.001 * seqs + 1e-6 * seqs * context
+    return 0.010 + 0.001 * seqs + 2e-6 * context
 
 
 def mixed_s(seqs, prompt, context=0):
-    return 0.012 + 0.0005 * seqs + 2e-5 * prompt + 1e-6 * seqs * context
+    return 0.012 + 0.0005 * seqs + 2e-5 * prompt + 2e-6 * context
 
 
 def rows(seqs=SEQS, mixed_context=0):
@@ -49,15 +48,17 @@ def test_text_from_a_file_will_do():
 
 def test_between_the_cells_lie_lines_or_with_graphs_the_next_larger_batch():
     lines, padded = (StepTimes.of("here", rows(), choice) for choice in (False, True))
-    assert lines.decode_s(6)[0] == pytest.approx(0.016) and lines.decode_s(6)[1] == pytest.approx(6e-6)
-    assert padded.decode_s(5) == padded.decode_s(8) == lines.decode_s(8)
-    assert padded.decode_s(1) == padded.decode_s(2) == lines.decode_s(1)
+    assert lines.alone(6) == pytest.approx(0.016) and lines.per_context_s == pytest.approx(2e-6)
+    assert padded.alone(5) == padded.alone(8) == lines.alone(8)
+    assert padded.alone(1) == padded.alone(2) == lines.alone(1)
     assert first_s(lines, num_decode_seqs=10, num_prefill_tokens=160) == pytest.approx(mixed_s(10, 160))
+    assert first_s(padded, num_decode_seqs=5, num_prefill_tokens=65) == pytest.approx(mixed_s(16, 256))
+    assert first_s(padded, num_decode_seqs=4, num_prefill_tokens=17) == pytest.approx(mixed_s(4, 64))
 
 
 def test_beyond_the_grid_the_last_line_goes_on_and_before_it_the_first_cell_counts():
     for steps in (StepTimes.of("here", rows(), padded) for padded in (False, True)):
-        assert steps.decode_s(12) == pytest.approx((0.022, 12e-6))
+        assert steps.alone(12) == pytest.approx(0.022)
         assert first_s(steps, num_decode_seqs=4, num_prefill_tokens=2000) == pytest.approx(mixed_s(4, 2000))
         assert first_s(steps, num_decode_seqs=40, num_prefill_tokens=64) == pytest.approx(mixed_s(40, 64))
         assert first_s(steps, num_prefill_tokens=3) == pytest.approx(mixed_s(0, 16))
@@ -79,9 +80,17 @@ def test_context_during_mixed_steps_is_taken_out_of_them_and_put_back():
 
 def test_noise_never_makes_context_save_time():
     noisy = rows()
-    noisy[0]["seconds"], noisy[1]["seconds"] = 0.014, 0.012  # two sequences: faster with the longer contexts
+    for row in noisy[:6]:  # every batch is faster with the longer contexts
+        row["seconds"] -= 5e-6 * row["context_tokens"]
     steps = StepTimes.of("here", noisy, True)
-    assert steps.decode_s(2) == (pytest.approx(0.013), 0.0)
+    assert steps.per_context_s == 0.0 and steps.alone(2) == pytest.approx(0.012 - 3e-6 * 110)
+
+
+def test_contexts_that_lie_far_apart_decide_what_context_costs():
+    """Sixty-four sequences have contexts of nearly one length: an error of a tenth there is no slope."""
+    close = [{"seqs": 64, "prompt_tokens": 0, "context_tokens": c, "seconds": s} for c, s in ((640, 0.074), (700, 0.082))]
+    steps = StepTimes.of("here", [*rows(), *close], True)
+    assert steps.per_context_s == pytest.approx(2e-6, rel=0.5) and steps.alone(64) == pytest.approx(0.077, rel=0.02)
 
 
 @pytest.mark.parametrize("drop, named", [

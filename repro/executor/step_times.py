@@ -25,7 +25,7 @@ class StepTimes:
 
     seqs           [n]     numbers of sequences that decode alone
     alone_s        [n]     such a step without any context
-    per_context_s  [n]     and what each token of context adds
+    per_context_s          what each token of context adds to any step: it is read once, whatever batch it belongs to
     mixed_seqs, mixed_prompt   [k], [m]  numbers of decoding sequences and of prompt tokens
     mixed_s        [k, m]  a step with both, without any context
     shortest_s     no step takes less, whatever noise or a line beyond the table would say; positive, or time would stand still
@@ -35,7 +35,7 @@ class StepTimes:
     padded: bool
     seqs: tuple[int, ...]
     alone_s: tuple[float, ...]
-    per_context_s: tuple[float, ...]
+    per_context_s: float
     mixed_seqs: tuple[int, ...]
     mixed_prompt: tuple[int, ...]
     mixed_s: tuple[tuple[float, ...], ...]
@@ -53,37 +53,29 @@ class StepTimes:
         for row in rows:
             if not row["prompt_tokens"]:
                 decode.setdefault(int(row["seqs"]), []).append((float(row["context_tokens"]), float(row["seconds"])))
-        lines = {}
-        for seqs, points in sorted(decode.items()):
-            contexts, seconds = zip(*points)
-            if len(set(contexts)) < 2:
-                raise UserError(f"step times of {name}: decoding with {seqs} sequences is there at one context only; measure again")
-            slope, alone = map(float, np.polyfit(contexts, seconds, 1))
-            # More context never saves time; where noise says so, it costs nothing.
-            lines[seqs] = (alone, slope) if slope > 0 else (float(np.mean(seconds)), 0.0)
-        if not lines:
+        if not decode:
             raise UserError(f"step times of {name}: no decoding step is there; measure again")
+        if thin := [seqs for seqs, points in decode.items() if len({context for context, _ in points}) < 2]:
+            raise UserError(f"step times of {name}: decoding with {thin[0]} sequences is there at one context only; measure again")
+        slope = _common_slope(decode.values())
+        alone = {seqs: float(np.mean([seconds - slope * context for context, seconds in points])) for seqs, points in sorted(decode.items())}
         mixed = {(int(row["seqs"]), int(row["prompt_tokens"])): row for row in rows if row["prompt_tokens"]}
         if not mixed:
             raise UserError(f"step times of {name}: no step with a prompt is there; measure again")
         mixed_seqs, mixed_prompt = (sorted({key[place] for key in mixed}) for place in (0, 1))
-        slope_at = np.interp(mixed_seqs, list(lines), [slope for _, slope in lines.values()])
         try:
             mixed_s = tuple(tuple(float(mixed[seqs, prompt]["seconds"]) - slope * float(mixed[seqs, prompt]["context_tokens"])
-                                  for prompt in mixed_prompt) for seqs, slope in zip(mixed_seqs, slope_at))
+                                  for prompt in mixed_prompt) for seqs in mixed_seqs)
         except KeyError as missing:
             raise UserError(f"step times of {name}: (sequences, prompt tokens) = {missing} is missing; measure again") from None
         shortest = min(seconds for points in decode.values() for _, seconds in points)
-        return cls(name, padded, tuple(lines), *zip(*lines.values()), tuple(mixed_seqs), tuple(mixed_prompt), mixed_s, shortest)
+        return cls(name, padded, tuple(alone), tuple(alone.values()), slope, tuple(mixed_seqs), tuple(mixed_prompt), mixed_s, shortest)
 
-    def decode_s(self, seqs: int) -> tuple[float, float]:
-        """Seconds of a decoding step without context, and per token of context."""
-        if self.padded and seqs <= self.seqs[-1]:
-            place = bisect_left(self.seqs, seqs)
-            return self.alone_s[place], self.per_context_s[place]
-        return _line(seqs, self.seqs, self.alone_s), max(0.0, _line(seqs, self.seqs, self.per_context_s))
+    def alone(self, seqs: int) -> float:
+        """Seconds of a step without context in which `seqs` sequences decode."""
+        return _line(_padded(seqs, self.seqs) if self.padded else seqs, self.seqs, self.alone_s)
 
-    def with_prompts_s(self, seqs: int, tokens: int) -> float:
+    def with_prompts(self, seqs: int, tokens: int) -> float:
         """Seconds of a step of `seqs` decoding sequences without context that prompts of `tokens` tokens join."""
         if self.padded:
             tokens, seqs = _padded(tokens, self.mixed_prompt), _padded(seqs, self.mixed_seqs)
@@ -91,13 +83,23 @@ class StepTimes:
 
     def step_times(self, output: SchedulerOutput) -> Iterator[float]:
         """Seconds of the output's iterations, without end: from one to the next each sequence grows by a token."""
-        constant, per_token = self.decode_s(max(output.num_decode_seqs, 1))
         if output.num_prefill_tokens:
-            constant = self.with_prompts_s(output.num_decode_seqs, output.num_prefill_tokens)
+            constant = self.with_prompts(output.num_decode_seqs, output.num_prefill_tokens)
+        else:
+            constant = self.alone(max(output.num_decode_seqs, 1))
         context = output.context_tokens
         while True:
-            yield max(self.shortest_s, constant + per_token * context)
+            yield max(self.shortest_s, constant + self.per_context_s * context)
             context += output.num_decode_seqs
+
+
+def _common_slope(lines: Iterable[list[tuple[float, float]]]) -> float:
+    """The slope that fits all lines (points x, y), each with a height of its own; 0 if it falls: more context never saves time.
+
+    With many sequences the pool leaves room for contexts of nearly one length only; their own slopes would be noise.
+    """
+    apart = np.concatenate([np.array(points) - np.mean(points, axis=0) for points in lines])
+    return max(0.0, float(apart[:, 0] @ apart[:, 1] / (apart[:, 0] @ apart[:, 0])))
 
 
 def _padded(size: int, sizes: tuple[int, ...]) -> int:

@@ -78,7 +78,7 @@ def replayed(path: Path, evidence: str, key: str) -> dict[str, Any]:
     """A saturated run again, with every step as long as the measured mean."""
     row = next(row for row in kept.read(path, evidence) if row["key"] == key)
     step_s = (row["stop_s"] - row["warm_s"]) / row["iterations"]
-    steps = StepTimes("replay", False, (1,), (step_s,), (0.0,), (0,), (1,), ((step_s,),), step_s)
+    steps = StepTimes("replay", False, (1,), (step_s,), 0.0, (0,), (1,), ((step_s,),), step_s)
     deployment = replace(DEPLOYMENTS["opt-13b"], kv_slots=row["kv_slots"])
     found = predict(Load.of(row), deployment, steps)
     return {"part": "replayed", **{name: found[name] for name in ("system", "workload", "n", "rate", "mark", *METRICS)}, "multiple": None,

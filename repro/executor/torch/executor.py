@@ -239,9 +239,10 @@ class TorchExecutor(Executor):
             done.record()
         return _Step(batch, tokens, chosen, beams, done)
 
-    @staticmethod
-    def _advance_beams(batch: Batch, logits: Tensor, tokens: Tensor) -> list[tuple[GroupRows, BeamStep]]:
+    def _advance_beams(self, batch: Batch, logits: Tensor, tokens: Tensor) -> list[tuple[GroupRows, BeamStep]]:
         """The steps of all groups of beams, those of one width together; their tokens are put into `tokens`."""
+        if logits.is_cuda:
+            self._wait_for(torch.cuda.current_stream())
         by_width: dict[int, list[GroupRows]] = {}
         for rows in batch.groups:
             if rows.group.is_beam and batch.live[rows.first]:
@@ -256,12 +257,15 @@ class TorchExecutor(Executor):
 
     # After it has run
 
+    def _wait_for(self, queued: torch.cuda.Event | torch.cuda.Stream) -> None:
+        start = time.perf_counter()
+        queued.synchronize()
+        self.waited_s += time.perf_counter() - start
+
     def _settle(self, step: _Step, result: StepResult) -> None:
         """Hand out a step's tokens; note who stopped and which beams moved."""
         if step.done is not None:
-            start = time.perf_counter()
-            step.done.synchronize()
-            self.waited_s += time.perf_counter() - start
+            self._wait_for(step.done)
         batch, eos = step.batch, self.loaded.eos
         tokens = step.tokens.tolist()
         values = step.logprobs.tolist() if step.logprobs is not None else None
