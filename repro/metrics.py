@@ -12,6 +12,10 @@ from repro.memory.interface import MemoryUsage
 from repro.scheduler import SchedulerOutput
 
 
+#: parts of a pool, as in Fig. 2: the fields of MemoryUsage that add up to its total
+PIECES = ("token_states", "reserved", "internal", "rounding", "free")
+
+
 class BatchAverage(Observer):
     """Time-weighted mean number of running requests between `start_s` and `stop_s` (Fig. 13)."""
 

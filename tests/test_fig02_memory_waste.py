@@ -11,6 +11,7 @@ import pytest
 from repro.config import DEPLOYMENTS
 from repro.environment import ROOT
 from repro.errors import UserError
+from repro.metrics import PIECES
 from repro.studies import fig02_memory_waste as study
 from repro.systems import system
 
@@ -36,7 +37,7 @@ def saturated(name, **changes):
 def test_pieces_add_up_and_order_the_systems():
     rows = {name: saturated(name) for name in study.Params().systems}
     for row in rows.values():
-        assert sum(row[piece] for piece in study.PIECES) == pytest.approx(100)
+        assert sum(row[piece] for piece in PIECES) == pytest.approx(100)
     states = [rows[name]["token_states"] for name in ("orca-max", "orca-pow2", "orca-oracle", "vllm")]
     assert states == sorted(states)
     assert rows["orca-oracle"]["internal"] == 0 and rows["orca-max"]["rounding"] == 0 and rows["vllm"]["rounding"] == 0

@@ -9,7 +9,8 @@ from repro.config import DEPLOYMENTS
 from repro.errors import UserError
 from repro.executor.step_times import StepTimes
 from repro.measure import kept
-from repro.measure.load import PIECES, Load, predict
+from repro.measure.load import Load, predict
+from repro.metrics import PIECES
 from repro.studies import fig12_measured as study
 from repro.systems import SYSTEMS
 

@@ -17,8 +17,9 @@ from repro.executor.simulated import SimulatedExecutor
 from repro.executor.step_times import StepTimes
 from repro.measure import kept, load
 from repro.measure.budget import seconds_of
-from repro.measure.load import GREEDY, NUM_PARTS, POINTS, PIECES, Load, Window, predict, run
+from repro.measure.load import GREEDY, NUM_PARTS, POINTS, Load, Window, predict, run
 from repro.memory import ContiguousKVCacheManager, reserve_oracle
+from repro.metrics import PIECES
 from repro.scheduler import Batching, Scheduler, SchedulerConfig
 from repro.sequence import Request, SamplingParams
 from repro.systems import SYSTEMS
@@ -567,7 +568,7 @@ class Saving(Observer):
 
 @pytest.mark.parametrize("changes", [
     *({"system": name} for name in SYSTEMS), {"n": 3}, {"n": 2, "beams": True}, {"n": 6, "beams": True, "system": "orca-oracle"},
-    {"n": 4, "beams": True, "preemption": "swap"}, {"block_size": 64, "preemption": "swap"}, {"block_size": 1, "preemption": "recompute"},
+    {"n": 4, "beams": True, "preemption": "swap"}, {"n": 4, "beams": True, "preemption": "recompute"}, {"block_size": 64, "preemption": "swap"}, {"block_size": 1, "preemption": "recompute"},
     {"workload": "translation", "prefix_tokens": 80}, {"workload": "translation", "prefix_tokens": 80, "system": "orca-oracle"},
 ], ids=str)
 def test_the_real_engine_decides_as_the_simulator_and_every_output_is_as_long_as_the_trace_says(bench, changes):

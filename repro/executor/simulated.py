@@ -38,11 +38,12 @@ class SimulatedExecutor(Executor):
     def execute(self, output: SchedulerOutput) -> StepResult:
         durations = list(islice(self.cost_model.step_times(output), output.num_iterations))
         parents: dict[SequenceGroup, list[int]] = {}
-        for group in output.decodes if self.beams is not None else ():
-            if group.is_beam:
-                # The prompt's iteration gave the first token; decoding steps are counted from there.
+        if self.beams is not None:
+            for group in (*output.decodes, *(prefill.group for prefill in output.prefills)):
+                # The prompt's iteration gave the first token; decoding steps are counted from there, recomputed ones too.
                 step = group.num_generated(output.iteration) - 1
-                chosen = self.beams.parents(group.request.request_id, len(group.seqs), step)
-                if chosen is not None:
-                    parents[group] = chosen
+                if group.is_beam and step >= 0:
+                    chosen = self.beams.parents(group.request.request_id, len(group.seqs), step)
+                    if chosen is not None:
+                        parents[group] = chosen
         return StepResult(durations, parents)

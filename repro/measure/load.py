@@ -25,7 +25,7 @@ from repro.executor.interface import Executor
 from repro.executor.simulated import SimulatedExecutor
 from repro.executor.step_times import StepTimes
 from repro.memory import KVCacheManager, PagedKVCacheManager
-from repro.metrics import BatchAverage, UsageSamples, normalized_latency_s
+from repro.metrics import PIECES, BatchAverage, UsageSamples, normalized_latency_s
 from repro.scheduler import Batching, PreemptionMode, Scheduler, SchedulerOutput
 from repro.sequence import Request, SamplingParams
 from repro.simulation import requests_of
@@ -42,8 +42,6 @@ PREFIX = "shared"
 PREEMPTIONS = ("recompute", "swap")
 #: CPU blocks for a pool's blocks; a saturated pool of the paper's has at most 0.53 of itself swapped out (blocks of 256, six samples)
 SWAP_SHARE = 0.6
-#: parts of the pool, as in Fig. 2
-PIECES = ("token_states", "reserved", "internal", "rounding", "free")
 #: requests per second of window that no system here can keep up with, so that a saturated queue never empties
 FLOOD = {"sharegpt": 60.0, "alpaca": 400.0, TRANSLATION: 800.0}
 #: equal parts of the window, whose spread gives the interval of its throughput

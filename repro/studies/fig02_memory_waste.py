@@ -14,7 +14,7 @@ from repro import paper
 from repro.claims import Judgement
 from repro.executor.profiles import cost_model
 from repro.experiment import Point
-from repro.metrics import BatchAverage, UsageSamples
+from repro.metrics import PIECES, BatchAverage, UsageSamples
 from repro.simulation import serve
 from repro.studies.common import check_positive, check_seeds, check_serving, check_systems, deployment_of, trace_of
 from repro.systems import System, system
@@ -31,8 +31,6 @@ CAPTION = {
                               "depend on speed; vLLM at 2 req/s sits at the edge of saturation, where a little more or less "
                               "speed moves its bar a lot, and 30 req/s on Alpaca lies beyond its saturation in Fig. 12.",
 }
-#: pieces of MemoryUsage, in % of the pool
-PIECES = ("token_states", "reserved", "internal", "rounding", "free")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from repro import paper
 from repro.claims import Judgement
 from repro.config import DEPLOYMENTS
@@ -21,7 +23,8 @@ from repro.errors import UserError
 from repro.executor.step_times import StepTimes
 from repro.experiment import Point
 from repro.measure import kept
-from repro.measure.load import PIECES, Load, predict
+from repro.measure.load import Load, predict
+from repro.metrics import PIECES
 from repro.systems import SYSTEMS
 
 if TYPE_CHECKING:
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 
 CAPTION = {
     "fig12_measured": "Saturated throughput of the five systems on one GPU: OPT-13B, fp16, 12 GB of K/V. Whiskers: 95 % interval from five "
-                      "parts of the run. Under each bar, how many times as much vLLM delivers, here and in the paper (its rates at 0.5 "
+                      "parts of the run. Under each bar, how many times as much vLLM delivers, here with its interval and in the paper (its rates at 0.5 "
                       "s/token, Fig. 12a and d).",
     "fig12_measured_latency": "Normalized latency of the same systems below saturation, against the request rate as a multiple of what "
                               "vLLM sustains; hollow: the paper's curves in the same relative axis (A100). The GPU decides how high a curve "
@@ -85,11 +88,14 @@ def replayed(path: Path, evidence: str, key: str) -> dict[str, Any]:
             "model": row["model"], "kv_slots": row["kv_slots"], "evidence": "replayed", "device": None, "seed": found["seed"], "trace_hash": found["trace_hash"]}
 
 
-def ratios(rows: pd.DataFrame, workload: str) -> dict[str, float]:
-    """system -> how many times its saturated throughput vLLM delivers."""
+def ratios(rows: pd.DataFrame, workload: str) -> dict[str, tuple[float, float]]:
+    """system -> how many times its saturated throughput vLLM delivers, and by how much that may be off, both runs' intervals taken
+    as independent."""
     chosen = rows[(rows["part"] == "saturated") & (rows["workload"] == workload) & (rows["n"] == 1)]
-    rates = chosen.groupby("system")["tokens_per_s"].mean()
-    return {name: rates["vllm"] / rates[name] for name in SYSTEMS if name in rates and "vllm" in rates}
+    means = chosen.groupby("system")[["tokens_per_s", "tokens_per_s_high"]].mean()
+    rates, off = means["tokens_per_s"], means["tokens_per_s_high"] / means["tokens_per_s"] - 1
+    found = {name: rates["vllm"] / rates[name] for name in SYSTEMS if name in rates and "vllm" in rates}
+    return {name: (ratio, ratio * float(np.hypot(off["vllm"], off[name]) if name != "vllm" else 0)) for name, ratio in found.items()}
 
 
 def paper_ratios(workload: str) -> dict[str, float]:
@@ -101,7 +107,7 @@ def paper_ratios(workload: str) -> dict[str, float]:
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
     from repro import plotting
 
-    clocked = rows[rows["part"].isin(["saturated", "latency"])]
+    clocked = rows[(rows["part"] == "saturated") & (rows["n"] == 1)]
     with plotting.house():
         throughput, axes = plotting.panels(list(WORKLOADS.values()), width=5.0, height=3.4)
         for axis, workload in zip(axes, WORKLOADS):
@@ -122,7 +128,8 @@ def _draw_throughput(axis: Axes, rows: pd.DataFrame, workload: str, plotting: An
     for place, name in enumerate(SYSTEMS):
         found = chosen[chosen["system"] == name]
         first, _, second = plotting.label(name).partition(" (")
-        names.append(f"{first}\n{'(' + second if second else ''}\n{f'×{ours[name]:.2f}' if name in ours else ''}\n(×{theirs[name]:.2f})")
+        here = "×{:.2f} ± {:.2f}".format(*ours[name]) if name in ours and name != "vllm" else ""
+        names.append(f"{first}\n{'(' + second if second else ''}\n{here}\n{f'(×{theirs[name]:.2f})' if name != 'vllm' else ''}")
         if found.empty:
             axis.text(place, 0, "not\nmeasured", ha="center", va="bottom", fontsize=8, color="#888888")
             continue

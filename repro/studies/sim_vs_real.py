@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 CAPTION = {
     "sim_vs_real": "Runs of the real engine (across) and their prediction in virtual time (up), from step times measured on a grid and "
-                   "never from a run: on the line they are equal, grey is within 5 %. Whiskers: the 95 % interval of the measurement.",
+                   "never from a run: on the line they are equal, grey is within 5 %. Whiskers: the 95 % interval of the measurement. "
+                   "A latency near saturation depends on its queue, which a few per cent of speed change a lot.",
 }
 #: quantity -> (label, whether it is drawn on logarithmic axes)
 QUANTITIES = {
@@ -145,6 +146,8 @@ def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
     from repro import plotting
 
     looks = plotting.styles(rows["system"])
+    on_gpu = rows[~rows["machine"].str.startswith("CPU")]
+    typical = errors(on_gpu).abs().median().dropna() if len(on_gpu) else {}
     real, simulated = (rows[rows["world"] == world].reset_index(drop=True) for world in ("real", "simulated"))
     with plotting.house():
         figure, axes = plotting.panels([label for label, _ in QUANTITIES.values()], columns=4, width=3.1, height=2.9)
@@ -165,13 +168,18 @@ def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
                           markerfacecolor="white" if on_cpu else look.color, markeredgewidth=1.4)
             if logarithmic:
                 axis.set(xscale="log", yscale="log")
+                steps = (1, 2, 5) if high < 80 * low else (1,)
                 for side in (axis.xaxis, axis.yaxis):
-                    side.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                    side.set_major_locator(LogLocator(subs=steps))
                     side.set_major_formatter("{x:g}")
                     side.set_minor_locator(NullLocator())
+            else:
+                line = [0.0, 1.0]
             axis.set(xlim=line, ylim=line, xlabel="measured", ylabel="predicted")
+            if name in typical:
+                axis.text(0.97, 0.05, f"median error {typical[name]:.1f} %", ha="right", fontsize=8.5, transform=axis.transAxes)
         plotting.legend(figure, real)
-        plotting.footer(figure, rows, note="Open markers: the CPU at hand")
+        plotting.footer(figure, rows.drop(columns="seed"), note="One marker a run; open ones: the CPU at hand. Median errors are the GPU's")
     return {"sim_vs_real": figure}
 
 
