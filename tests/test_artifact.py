@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 
 from repro.environment import ROOT
 
@@ -49,3 +50,18 @@ def test_the_commands_exist() -> None:
     assert all(f'"{command}"' in cli for command in re.findall(r"python -m repro ([a-z]+)", TEXT))
     for name in re.findall(r"\]\(([a-z]+\.md)\)", TEXT):
         assert (ROOT / "docs" / name).is_file(), name
+
+
+def test_the_counts_in_the_texts_are_those_of_the_ledger_and_of_the_experiments() -> None:
+    entries = json.loads((ROOT / "figures" / "claims.json").read_text(encoding="utf-8"))
+    counts = Counter(entry["verdict"] for entry in entries)
+    experiments = len(list((ROOT / "experiments").glob("*.yaml")))
+    assert f"{experiments} experiments; a ledger of {len(entries)} claims" in TEXT
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    said = (
+        f"**All {len(entries)} claims are in the ledger**: {counts['reproduced']} reproduce, {counts['differs']} differ, "
+        f"{counts['contradictory in the source']} contradict themselves in the source, {counts['reported']} are reported, "
+        f"{counts['calibration']} is a calibration."
+    )
+    assert said in readme and sum(counts.values()) == len(entries)
+    assert all(f"notebooks/{path.stem}.ipynb" in readme for path in (ROOT / "experiments").glob("*.yaml"))

@@ -430,7 +430,7 @@ def keys_of(rows):
 
 def test_the_order_is_that_of_what_a_point_tells_and_systems_take_turns(planned, tmp_path):
     rows = plan.Rows(tmp_path / "serving.csv", "c")
-    assert planned.work(rows, timing=plan.GPU_TIMING, systems=tuple(SYSTEMS)) == 0
+    assert planned.work(rows, timing=plan.GPU_TIMING, systems=tuple(SYSTEMS)) == (0, 0)
     keys = keys_of(rows)
     assert keys[:10] == [f"saturated/{workload}/{name}" for workload in ("sharegpt", "alpaca") for name in SYSTEMS]
     assert keys[10:19] == [f"recompute/{2**power}" for power in range(9)]
@@ -451,7 +451,7 @@ def test_the_order_is_that_of_what_a_point_tells_and_systems_take_turns(planned,
 
 def test_killed_at_any_moment_and_resumed_the_rows_are_the_same(planned, tmp_path):
     whole = plan.Rows(tmp_path / "whole.csv", "c")
-    assert planned.work(whole) == 0
+    assert planned.work(whole) == (0, 0)
     total, expected = planned.calls, (tmp_path / "whole.csv").read_bytes()
     for number in range(1, total + 1):
         path = tmp_path / f"{number}.csv"
@@ -509,18 +509,18 @@ def test_what_a_budget_cannot_hold_is_left_out_and_counted_and_cheaper_points_st
     every = keys_of(whole)
     rows = plan.Rows(tmp_path / "some.csv", "c")
     # One saturated run of 30 s and its nine cheaper points; the other system's latency has no rate, which also counts.
-    assert planned.work(rows, 58.0) == len(every) - 10
+    assert planned.work(rows, 58.0) == (len(every) - 10, 0)
     assert keys_of(rows) == ["saturated/sharegpt/vllm", *(f"recompute/{2**power}" for power in range(9))]
-    assert planned.work(plan.Rows(tmp_path / "none.csv", "c"), 0.0) == len(every)
+    assert planned.work(plan.Rows(tmp_path / "none.csv", "c"), 0.0) == (len(every), 0)
     assert not (tmp_path / "none.csv").exists()
     again = plan.Rows(tmp_path / "some.csv", "c")
-    assert planned.work(again) == 0 and sorted(keys_of(again)) == sorted(every)
+    assert planned.work(again) == (0, 0) and sorted(keys_of(again)) == sorted(every)
 
 
 def test_a_point_that_cannot_be_measured_is_left_out_and_the_next_ones_run(planned, tmp_path):
     planned.fail_at, planned.error = 3, UserError
     rows, said = plan.Rows(tmp_path / "serving.csv", "c"), []
-    assert plan.work_through(planned.steps(rows), rows, 1e9, said.append) == 1
+    assert plan.work_through(planned.steps(rows), rows, 1e9, said.append) == (0, 1)
     assert rows.find("recompute/1") is None and rows.find("recompute/2") is not None
     assert "recompute/1: not measured: no memory left" in said
 
@@ -581,8 +581,8 @@ def test_the_real_engine_decides_as_the_simulator_and_every_output_is_as_long_as
             manager, batch = bench.prepare(asked)
         else:
             manager, batch = asked.manager_on(bench.deployment), asked.requests
-            if asked.prefix_tokens and asked.system == "vllm":
-                manager.store_prefix(load.PREFIX, asked.prefix_tokens)
+            if asked.stored_prefix_tokens:
+                manager.store_prefix(load.PREFIX, asked.stored_prefix_tokens)
         scheduler = Scheduler(manager, asked.system_on(bench.deployment).scheduler)
         executor = bench.executor if real else OneByOne(constant(0.01), asked.parents)
         serve_all(Engine(scheduler, executor, IdleClock() if real else VirtualClock(), [watched, blocks]), batch[few])
@@ -638,11 +638,13 @@ def test_the_clock_knows_how_long_there_was_nothing_to_do():
 
 
 def test_the_state_of_a_gpu_is_read_or_none(monkeypatch):
-    said = SimpleNamespace(stdout="1965, 3201, 59, 657.25\n")
-    monkeypatch.setattr(bench_module, "subprocess", SimpleNamespace(run=lambda *a, **o: said, SubprocessError=OSError))
-    assert bench_module.gpu_state("0") == {"sm_mhz": 1965.0, "memory_mhz": 3201.0, "celsius": 59.0, "watts": 657.25}
+    said, asked = SimpleNamespace(stdout="1965, 3201, 59, 657.25\n"), []
+    run = lambda command, **options: asked.append(command) or said  # noqa: E731
+    monkeypatch.setattr(bench_module, "subprocess", SimpleNamespace(run=run, SubprocessError=OSError))
+    assert bench_module.gpu_state("0a1b") == {"sm_mhz": 1965.0, "memory_mhz": 3201.0, "celsius": 59.0, "watts": 657.25}
+    assert "--id=GPU-0a1b" in asked[0]  # of several GPUs the one that is measured
     said.stdout = "[N/A], 3201, 59, 657.25\n"
-    assert set(bench_module.gpu_state("0").values()) == set(bench_module.gpu_state(None).values()) == {None}
+    assert set(bench_module.gpu_state("0a1b").values()) == set(bench_module.gpu_state(None).values()) == {None}
 
 
 def test_recomputation_leaves_the_engine_as_it_was(bench):
@@ -660,6 +662,56 @@ def test_the_grid_makes_a_table_and_keeps_to_the_pool(bench, monkeypatch):
         assert row["seconds"] > 0 and row["context_tokens"] / row["seqs"] > calibrate.SHORT_CONTEXT
     steps = StepTimes.of("here", rows, False)
     assert steps.seqs == (1, 8) and steps.mixed_seqs == (0, 4) and steps.mixed_prompt == (8,)
+
+
+@pytest.mark.parametrize("slots", [600, 900, 1152, 1280, 2048, 6000, 12000, 12500, 14000, 15728])
+def test_a_pool_of_any_size_gives_a_table_without_holes(monkeypatch, slots):
+    """Cells that a pool cannot hold are left out, but never a part of a row: the table could not be used then, nor mended."""
+    cell = lambda bench, count, prompt, cycles: calibrate._row(count, prompt, 10.0, 0.01)  # noqa: E731
+    monkeypatch.setattr(calibrate, "_mixed", cell)
+    monkeypatch.setattr(calibrate, "_decode", lambda bench, count, context, steps: calibrate._row(count, 0, 10.0 * context, 0.01))
+    for on_gpu, limit in ((True, 2048), (False, MAX_LEN)):
+        deployment = Deployment(MODELS["opt-125m"], DEVICES["a100-40gb"], 1, slots)
+        fake = SimpleNamespace(on_gpu=on_gpu, deployment=deployment, use_blocks=lambda size: None,
+                               loaded=SimpleNamespace(config=SimpleNamespace(max_model_len=limit)))
+        steps = StepTimes.of("here", calibrate.cells(fake), padded=on_gpu)
+        grid = calibrate.GPU_GRID if on_gpu else calibrate.CPU_GRID
+        assert steps.mixed_seqs and steps.mixed_prompt
+        if slots == 15728:
+            assert steps.mixed_prompt == grid.mixed_prompt and steps.mixed_seqs == grid.mixed_seqs
+
+
+def test_a_pool_whose_graphs_could_not_be_made_is_not_taken_for_ready(monkeypatch):
+    bench = Bench(tiny(), 512, "cpu", "float32", MAX_LEN)
+    monkeypatch.setattr(bench, "on_gpu", True)
+    monkeypatch.setattr(bench_module.torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(bench, "_warm_up", lambda longest: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
+    for _ in range(2):  # not even at the second attempt
+        with pytest.raises(UserError, match="out of GPU memory for graphs of a pool of blocks of 32"):
+            bench.use_blocks(32)
+    monkeypatch.setattr(bench, "_warm_up", lambda longest: None)
+    bench.use_blocks(32)
+    assert bench.executor.manager.block_size == 32
+
+
+def test_only_some_kinds_and_systems_are_measured(planned, tmp_path):
+    rows = plan.Rows(tmp_path / "serving.csv", "c")
+    keys = [step.key for step in planned.steps(rows, systems=("vllm",)) if step.kind in ("sharing", "prefix", "blocks")]
+    assert len(keys) == 6 + 2 + 21 and all(key.startswith("blocks") or key.endswith("/vllm") for key in keys)
+
+
+def test_latency_without_saturated_runs_is_refused_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_module, "Bench", lambda *arguments: pytest.fail("this is work"))
+    with pytest.raises(UserError, match="rates follow from saturated runs, and .* has none; add saturated"):
+        program.main(["--out", str(tmp_path), "--device", "cpu", "--only", "latency", "steps"])
+
+
+def test_the_program_measures_only_the_kinds_that_it_is_asked_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench_module, "Bench", lambda model, kv_slots, device, dtype: Bench(tiny(), kv_slots, device, dtype))
+    monkeypatch.setattr(plan, "CPU_TIMING", {"alpaca": plan.Timing(0.05, 0.15, 0.2, 0.2)})
+    assert program.main(["--out", str(tmp_path), "--device", "cpu", "--systems", "vllm", "--kv-slots", "2048", "--only", "saturated"]) == 0
+    assert {row["key"] for row in kept.read(tmp_path / "serving.csv", "measured")} == {"saturated/alpaca/vllm"}
+    assert "left out" not in capsys.readouterr().out
 
 
 def test_the_program_measures_goes_on_and_says_what_it_left_out(tmp_path, monkeypatch, capsys):

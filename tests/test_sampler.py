@@ -99,6 +99,20 @@ def test_logprobs_are_those_of_the_softmax():
     assert torch.allclose(logprobs(logits, tokens).double(), expected, atol=1e-5)
 
 
+def test_groups_of_beams_advance_together_as_each_does_alone():
+    """Some at their first step, some later; the choices of one do not depend on the others'."""
+    rng = np.random.default_rng(3)
+    for width in (2, 4, 6):
+        request = Request(0, 0.0, 1, 9, SamplingParams(n=width, use_beam_search=True))
+        scores = [None, np.sort(rng.normal(size=width).astype(np.float32)), None, rng.normal(size=width).astype(np.float32)]
+        logits = torch.tensor(rng.normal(size=(4, width, VOCABULARY)) * 3)
+        together, alone = ([RequestState(request, np.zeros(1, np.int64), beam_scores=given) for given in scores] for _ in range(2))
+        steps = advance_beams(together, logits)
+        assert steps == [advance_beams([state], logits[place : place + 1])[0] for place, state in enumerate(alone)]
+        for one, other in zip(together, alone):
+            assert np.array_equal(one.beam_scores, other.beam_scores)
+
+
 def test_beams_that_live_on_keep_their_place():
     rng = np.random.default_rng(2)
     for _ in range(200):

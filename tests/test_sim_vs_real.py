@@ -56,6 +56,19 @@ def test_runs_of_a_machine_that_is_its_table_are_predicted_exactly(folder):
         assert points and all(line.get_xdata() == pytest.approx(line.get_ydata()) for line in points)
 
 
+def test_recorded_runs_are_predicted_within_the_bounds_that_the_project_sets_itself(folder):
+    """The H200 from its step times alone, with the bounds of docs/a100.md: saturated throughput of each system within 5 %, in the median
+    closer, since below saturation the arrivals decide it; the median error of latency below 10 %, of memory and batch below 5 %."""
+    *on_gpu, _ = study.points(study.Params("h200"))
+    found = study.errors(rows_of(on_gpu))
+    assert len(found) == 2 * 5 * (1 + 3) + 2  # two traces, five systems, saturated and three rates; three samples
+    full = found.xs("saturated", level="kind")["tokens_per_s"].abs()
+    assert full.max() < 5 and full.median() < 2
+    typical = found.abs().median()
+    assert typical["latency_s_per_token"] < 10
+    assert typical["mean_batch"] < 5 and typical["token_states"] < 5
+
+
 def test_without_a_grid_on_this_machine_the_recorded_rows_are_taken(folder):
     write(folder, list(measured_runs()))
     assert all(point.arguments["evidence"] == "recorded" for point in study.points(study.Params())[:-1])

@@ -21,10 +21,11 @@ from repro.store import locked, write_atomically
 from repro.systems import SYSTEMS
 
 METHOD = (
-    "Random weights, greedy, output lengths forced to the trace's, the K/V pool of Table 1. Saturated runs: all requests at the "
+    "Random weights, greedy or random samples, output lengths forced to the trace's, the K/V pool of Table 1. Beams are searched at every "
+    "step and continue where a recorded model's did. Saturated runs: all requests at the "
     "start, useful output tokens/s within the window, interval from five equal parts of it. Latency runs: Poisson arrivals at "
     "multiples of the system's own saturated rate; those that arrive in the window, served to their end. Steps: medians of "
-    "decoding alone, means of 8 steps that a prompt joins. Systems take turns within each kind of point."
+    "decoding alone, means of 8 steps that prompts join. Systems take turns within each kind of point."
 )
 
 
@@ -67,6 +68,8 @@ def measure_into(options: argparse.Namespace, setting: dict[str, Any], budget_s:
 
     code = plan.code_hash(device=device_name(on_gpu), **setting)
     rows = plan.Rows(options.out / plan.ROWS, code, options.also_code)
+    if "latency" in options.only and "saturated" not in options.only and not any(row["kind"] == "saturated" for row in rows.rows):
+        raise UserError(f"--only {' '.join(options.only)}: rates follow from saturated runs, and {options.out} has none; add saturated")
     model, dtype, kv_slots = setting.values()
     bench = Bench(model, kv_slots, options.device, dtype)
     print(f"{bench.device_name}, {model} in {dtype}: {bench.executor.manager.num_blocks} blocks; ready after {bench.boot_s:.0f} s", flush=True)
@@ -80,10 +83,11 @@ def measure_into(options: argparse.Namespace, setting: dict[str, Any], budget_s:
     write_atomically(options.out / "manifest.json", pretty_json(manifest))
     timing = plan.GPU_TIMING if on_gpu else plan.CPU_TIMING
     points = (step for step in plan.steps(bench, rows, timing, tuple(options.systems)) if step.kind in options.only)
-    left_out = plan.work_through(points, rows, budget_s - bench.boot_s, device=bench.device_name, **setting)
-    write_atomically(options.out / "manifest.json", pretty_json(manifest | {"at_the_end": ceilings(on_gpu), "points_left_out": left_out}))
-    print(f"{len(rows.rows)} rows in {options.out / plan.ROWS}" + (f"; {left_out} points left out, as the budget of {options.budget} "
-                                                                 "would be overrun: call again to go on" if left_out else ""))
+    later, never = plan.work_through(points, rows, budget_s - bench.boot_s, device=bench.device_name, **setting)
+    write_atomically(options.out / "manifest.json", pretty_json(manifest | {"at_the_end": ceilings(on_gpu), "points_left_out": later + never}))
+    print(f"{len(rows.rows)} rows in {options.out / plan.ROWS}"
+          + (f"; {never} points cannot be measured, see above" if never else "")
+          + (f"; {later} points left out, as the budget of {options.budget} would be overrun: call again to go on" if later else ""))
     return 0
 
 

@@ -21,7 +21,7 @@ from repro.config import DEVICES, Deployment
 from repro.engine import Engine, Observer, WallClock
 from repro.executor.torch import models
 from repro.executor.torch.attention import detach
-from repro.executor.torch.executor import TorchExecutor
+from repro.executor.torch.executor import TorchExecutor, within_memory
 from repro.executor.torch.kv_store import KVStore
 from repro.measure.load import BLOCK_SIZE, GREEDY, PREFIX, SWAP_SHARE, Load, run
 from repro.memory import KVCacheManager, PagedKVCacheManager
@@ -57,15 +57,22 @@ class Bench:
         """Have the pool in blocks of this size, ready to be timed; another one's memory is given back first."""
         if self.executor is not None and self.executor.manager.block_size == block_size:
             return
+        self._give_back()
+        self.executor = self._make_executor(block_size, self.deployment.num_blocks(block_size))
+        if self.on_gpu:
+            try:
+                within_memory(lambda: self._warm_up(self.loaded.config.max_model_len), f"for graphs of a pool of blocks of {block_size}")
+            except BaseException:
+                self._give_back()  # half of its graphs would pass for all of them
+                raise
+
+    def _give_back(self) -> None:
         if self.executor is not None:
             detach(self.loaded.model)
             self.executor = None
             gc.collect()
             if self.on_gpu:
                 torch.cuda.empty_cache()
-        self.executor = self._make_executor(block_size, self.deployment.num_blocks(block_size))
-        if self.on_gpu:
-            self._warm_up(self.loaded.config.max_model_len)
 
     def _make_executor(self, block_size: int, num_blocks: int) -> TorchExecutor:
         store = KVStore(self.loaded.config, num_blocks, block_size, int(SWAP_SHARE * num_blocks), self.loaded.dtype, self.loaded.device)
@@ -107,7 +114,7 @@ class Bench:
         manager = load.manager_on(self.deployment)
         self.executor.reset(manager, load.parents)
         prefix = self._prompt(load.prefix_tokens)
-        if load.prefix_tokens and isinstance(manager, PagedKVCacheManager):
+        if load.stored_prefix_tokens:
             self.executor.store_prefix(PREFIX, prefix)
         return manager, [self.submit(request, prefix) for request in load.requests]
 

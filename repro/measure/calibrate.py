@@ -51,12 +51,15 @@ def cells(bench: Bench) -> Iterator[dict[str, Any]]:
     for count in grid.seqs:
         longest = min(bench.loaded.config.max_model_len, int(0.9 * slots) // count) - grid.steps - _SETTLE - BLOCK_SIZE
         for context in (SHORT_CONTEXT, longest):
-            if longest >= 2 * SHORT_CONTEXT:
+            if longest > SHORT_CONTEXT:
                 yield _decode(bench, count, context, grid.steps)
-    for count in grid.mixed_seqs:
-        blocks = count * -(-(SHORT_CONTEXT + _output(grid.cycles)) // BLOCK_SIZE)
-        for prompt in grid.mixed_prompt:
-            if blocks * BLOCK_SIZE + prompt <= 0.95 * slots and min(prompt, PROMPT) < bench.loaded.config.max_model_len:
+    # Every number of sequences with every prompt, or the table has holes: prompts that fit, then sequences that fit beside the longest.
+    room, taken = 0.95 * slots, BLOCK_SIZE * -(-(SHORT_CONTEXT + _output(grid.cycles)) // BLOCK_SIZE)
+    longest = min(room / 2, room - grid.mixed_seqs[0] * taken)
+    prompts = [prompt for prompt in grid.mixed_prompt if prompt <= longest and min(prompt, PROMPT) < bench.loaded.config.max_model_len]
+    for count in grid.mixed_seqs if prompts else ():
+        if count * taken + prompts[-1] <= room:
+            for prompt in prompts:
                 yield _mixed(bench, count, prompt, grid.cycles)
 
 

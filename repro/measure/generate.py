@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from repro.executor.torch.executor import within_memory
 from repro.measure.bench import Bench
 from repro.measure.load import Load
+from repro.workloads import Trace
 
 NUM_BATCHES = 2
 #: of free GPU memory that a second copy of the weights must leave
@@ -30,6 +32,15 @@ def generate_row(bench: Bench, workload: str) -> dict[str, Any]:
     """Useful output tokens/s over NUM_BATCHES static batches of the workload's first requests."""
     batch = max(1, bench.deployment.kv_slots // bench.loaded.config.max_model_len)
     trace = Load("vllm", workload, None, 0.0, 1.0).trace
+    seconds = within_memory(lambda: _seconds(bench, trace, batch), "in transformers' generate")
+    useful = int(trace.output_tokens[: NUM_BATCHES * batch].sum())
+    return {"kind": "generate", "system": "transformers generate", "workload": workload, "batch": batch, "num_finished": NUM_BATCHES * batch,
+            "tokens_per_s": useful / seconds, "seconds": seconds, "trace_hash": trace.hash, "evidence": "measured",
+            "device": bench.device_name}
+
+
+def _seconds(bench: Bench, trace: Trace, batch: int) -> float:
+    """Of NUM_BATCHES batches, with a copy of the engine's model that lasts as long."""
     with torch.device(bench.loaded.device):
         model = AutoModelForCausalLM.from_config(copy.deepcopy(bench.loaded.model.config), dtype=bench.loaded.dtype,
                                                  attn_implementation="sdpa").eval()
@@ -41,14 +52,10 @@ def generate_row(bench: Bench, workload: str) -> dict[str, Any]:
             part = slice(index * batch, (index + 1) * batch)
             _run(model, trace.prompt_tokens[part].tolist(), int(trace.output_tokens[part].max()))
         torch.cuda.synchronize()
-        seconds = time.perf_counter() - started
+        return time.perf_counter() - started
     finally:
         del model
         torch.cuda.empty_cache()
-    useful = int(trace.output_tokens[: NUM_BATCHES * batch].sum())
-    return {"kind": "generate", "system": "transformers generate", "workload": workload, "batch": batch, "num_finished": NUM_BATCHES * batch,
-            "tokens_per_s": useful / seconds, "seconds": seconds, "trace_hash": trace.hash, "evidence": "measured",
-            "device": bench.device_name}
 
 
 @torch.no_grad()

@@ -24,12 +24,12 @@ from repro.errors import UserError
 from repro.executor.interface import Executor
 from repro.executor.simulated import SimulatedExecutor
 from repro.executor.step_times import StepTimes
-from repro.memory import KVCacheManager, PagedKVCacheManager
+from repro.memory import KVCacheManager
 from repro.metrics import PIECES, BatchAverage, UsageSamples, normalized_latency_s
 from repro.scheduler import Batching, PreemptionMode, Scheduler, SchedulerOutput
 from repro.sequence import Request, SamplingParams
 from repro.simulation import requests_of
-from repro.systems import System, system_for
+from repro.systems import System, system, system_for
 from repro.workloads import Trace, make_trace
 from repro.workloads.translation import translation_trace
 
@@ -127,6 +127,11 @@ class Load:
         chosen = system_for(self.system, deployment, self.workload)
         return chosen if self.preemption is None else chosen.with_scheduler(preemption=PreemptionMode(self.preemption))
 
+    @property
+    def stored_prefix_tokens(self) -> int:
+        """Tokens that are stored once for all requests before the first one; the Orcas can share nothing."""
+        return self.prefix_tokens if system(self.system).reservation is None else 0
+
     def manager_on(self, deployment: Deployment) -> KVCacheManager:
         blocks = deployment.num_blocks(self.block_size)
         return self.system_on(deployment).manager(blocks, self.block_size, self.max_model_len, int(SWAP_SHARE * blocks))
@@ -221,7 +226,7 @@ def _mark(load: Load, window: Window, outcomes: list[Outcome]) -> str:
 def predict(load: Load, deployment: Deployment, steps: StepTimes) -> dict[str, Any]:
     """The same run in virtual time: scheduler and memory decide as always, `steps` says how long they take."""
     manager = load.manager_on(deployment)
-    if load.prefix_tokens and isinstance(manager, PagedKVCacheManager):
-        manager.store_prefix(PREFIX, load.prefix_tokens)
+    if load.stored_prefix_tokens:
+        manager.store_prefix(PREFIX, load.stored_prefix_tokens)
     row = run(load, deployment, SimulatedExecutor(steps, load.parents), VirtualClock(), manager, load.requests)
     return row | {"evidence": "modelled", "device": steps.name}

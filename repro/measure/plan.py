@@ -87,7 +87,7 @@ def steps(bench: Bench, rows: Rows, timing: dict[str, Timing], systems: tuple[st
             load = load_on(name, "sharegpt", None, timing["sharegpt"].warm_s, timing["sharegpt"].saturated_s, n=SAMPLES)
             yield Step(f"saturated/sharegpt/{name}/{SAMPLES}", load.stop_s + 2, lambda load=load: [bench.measure(load)])
         if generate.fits(bench):
-            yield Step("generate/sharegpt", 60, lambda: [generate.generate_row(bench, "sharegpt")])
+            yield Step("generate/sharegpt", 150, lambda: [generate.generate_row(bench, "sharegpt")])
     yield Step("steps", 60, lambda: list(calibrate.cells(bench)))
     for multiple in MULTIPLES:
         for workload, times in timing.items():
@@ -102,14 +102,15 @@ def steps(bench: Bench, rows: Rows, timing: dict[str, Timing], systems: tuple[st
                 load = load_on(name, workload, rate, times.warm_s, stop_s, seed=1)
                 yield Step(key, 1.2 * stop_s, lambda load=load, multiple=multiple: [bench.measure(load) | {"multiple": multiple}])
     if bench.on_gpu:
-        yield from _more(bench, load_on)
+        yield from (step for step, name in _sharing_and_blocks(bench, load_on) if name in systems)
 
 
-def _more(bench: Bench, load_on: Callable[..., Load]) -> Iterator[Step]:
-    """Saturated runs of what else vLLM shares and how else it may be set: Fig. 14 and 15, 16, 18b and 19b."""
+def _sharing_and_blocks(bench: Bench, load_on: Callable[..., Load]) -> Iterator[tuple[Step, str]]:
+    """Saturated runs of what else vLLM shares and how else it may be set (Fig. 14 and 15, 16, 18b and 19b), each with its system."""
 
-    def point(key: str, load: Load, more_s: float = 2) -> Step:
-        return Step(key, load.stop_s + more_s, lambda: [bench.measure(load) | {"kind": key.partition("/")[0]}])
+    def point(key: str, load: Load, more_s: float = 2) -> tuple[Step, str]:
+        step = Step(key, load.stop_s + more_s, lambda: [bench.measure(load) | {"kind": step.kind}])
+        return step, load.system
 
     few = partial(load_on, rate=None, **WINDOW)
     for method in ("parallel", "beam"):
@@ -169,26 +170,27 @@ class Rows:
         write_atomically(self.path, text.getvalue().encode())
 
 
-def work_through(points: Iterator[Step], rows: Rows, budget_s: float, say: Callable[[str], None] = partial(print, flush=True), **about: Any) -> int:
-    """Measure what is missing and does not overrun the budget; how many points had to be left out.
+def work_through(points: Iterator[Step], rows: Rows, budget_s: float, say: Callable[[str], None] = partial(print, flush=True),
+                 **about: Any) -> tuple[int, int]:
+    """Measure what is missing and does not overrun the budget; how many points another call will measure, and how many none can.
 
     A later point that takes less may still fit. One that cannot be measured, for want of memory say, is left out as well.
     """
-    started, left_out = time.monotonic(), 0
+    started, later, never = time.monotonic(), 0, 0
     for step in points:
         if rows.find(step.key) is not None:
             continue
         spent = time.monotonic() - started
         if spent + step.expected_s > budget_s:
-            left_out += 1
+            later += 1
             continue
         try:
             measured = step.measure()
         except UserError as error:
             say(f"{step.key}: not measured: {error}")
-            left_out += 1
+            never += 1
             continue
         rows.add(step.key, measured, **about)
         took = time.monotonic() - started - spent
         say(f"{step.key}: {duration(took)}; {duration(spent + took)} of {duration(budget_s)}")
-    return left_out
+    return later, never

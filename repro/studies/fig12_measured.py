@@ -88,20 +88,27 @@ def replayed(path: Path, evidence: str, key: str) -> dict[str, Any]:
             "model": row["model"], "kv_slots": row["kv_slots"], "evidence": "replayed", "device": None, "seed": found["seed"], "trace_hash": found["trace_hash"]}
 
 
-def ratios(rows: pd.DataFrame, workload: str) -> dict[str, tuple[float, float]]:
-    """system -> how many times its saturated throughput vLLM delivers, and by how much that may be off, both runs' intervals taken
-    as independent."""
-    chosen = rows[(rows["part"] == "saturated") & (rows["workload"] == workload) & (rows["n"] == 1)]
-    means = chosen.groupby("system")[["tokens_per_s", "tokens_per_s_high"]].mean()
+def multiple_of(rows: pd.DataFrame, name: str) -> tuple[float, float] | None:
+    """How many times a system's throughput vLLM delivers, and by how much that may be off if the intervals of both runs are
+    independent; None if one of the two is not there."""
+    means = rows.groupby("system")[["tokens_per_s", "tokens_per_s_high"]].mean().reindex(["vllm", name])
+    if means.isna().any(axis=None):
+        return None
     rates, off = means["tokens_per_s"], means["tokens_per_s_high"] / means["tokens_per_s"] - 1
-    found = {name: rates["vllm"] / rates[name] for name in SYSTEMS if name in rates and "vllm" in rates}
-    return {name: (ratio, ratio * float(np.hypot(off["vllm"], off[name]) if name != "vllm" else 0)) for name, ratio in found.items()}
+    ratio = rates["vllm"] / rates[name]
+    return float(ratio), float(ratio * np.hypot(*off))
+
+
+def ratios(rows: pd.DataFrame, workload: str) -> dict[str, tuple[float, float]]:
+    """system -> how many times its saturated throughput vLLM delivers, plus or minus."""
+    chosen = rows[(rows["part"] == "saturated") & (rows["workload"] == workload) & (rows["n"] == 1)]
+    return {name: found for name in SYSTEMS if name != "vllm" and (found := multiple_of(chosen, name))}
 
 
 def paper_ratios(workload: str) -> dict[str, float]:
     """The same from Fig. 12, at 0.5 s/token, OPT-13B."""
     rates = paper.crossings("fig12", 0.5)[f"opt-13b/{workload}"]
-    return {name: rates["vllm"] / rate for name, rate in rates.items()}
+    return {name: rates["vllm"] / rate for name, rate in rates.items() if name != "vllm"}
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
@@ -128,8 +135,8 @@ def _draw_throughput(axis: Axes, rows: pd.DataFrame, workload: str, plotting: An
     for place, name in enumerate(SYSTEMS):
         found = chosen[chosen["system"] == name]
         first, _, second = plotting.label(name).partition(" (")
-        here = "×{:.2f} ± {:.2f}".format(*ours[name]) if name in ours and name != "vllm" else ""
-        names.append(f"{first}\n{'(' + second if second else ''}\n{here}\n{f'(×{theirs[name]:.2f})' if name != 'vllm' else ''}")
+        here = "×{:.2f}\n± {:.2f}".format(*ours[name]) if name in ours else ""
+        names.append(f"{first}\n{'(' + second if second else ''}\n{here}\n{f'(×{theirs[name]:.2f})' if name in theirs else ''}")
         if found.empty:
             axis.text(place, 0, "not\nmeasured", ha="center", va="bottom", fontsize=8, color="#888888")
             continue

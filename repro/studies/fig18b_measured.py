@@ -95,9 +95,8 @@ def _label(axis: Axes, sizes: list[int]) -> None:
 
 def between_ways(rows: pd.DataFrame) -> dict[int, float]:
     """block size -> by how much swapping delivers more than recomputing on ShareGPT, in %."""
-    rates = rows[rows["workload"] == "sharegpt"].groupby(["block_size", "way"])["tokens_per_s"].mean().unstack()
-    found = 100 * (rates["swap"] / rates["recompute"] - 1) if {"swap", "recompute"} <= set(rates) else rates.iloc[:, 0] * float("nan")
-    return {int(size): value for size, value in found.dropna().items()}
+    rates = rows[rows["workload"] == "sharegpt"].groupby(["block_size", "way"])["tokens_per_s"].mean().unstack().reindex(columns=["swap", "recompute"])
+    return {int(size): value for size, value in (100 * (rates["swap"] / rates["recompute"] - 1)).dropna().items()}
 
 
 def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:

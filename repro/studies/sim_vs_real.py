@@ -2,7 +2,7 @@
 
 On one machine the durations of steps are measured once, on a grid (`repro.measure.calibrate`). Then the same scheduler and memory
 managers run in virtual time with those durations, and every run that was measured there is predicted: same trace, same window, same
-counting. Nothing is fitted to a run.
+counting. Nothing is fitted to a run; docs/fidelity.md names the one choice that was made after runs had been predicted.
 
 Two machines: the GPU whose rows are kept (see `repro.measure.kept`), as far as its grid is measured, and the CPU at hand with a small
 model, measured now. A CPU that other work shares is a poor clock; the interval of each run says how poor.
@@ -140,6 +140,13 @@ def errors(rows: pd.DataFrame) -> pd.DataFrame:
     return 100 * (wide.xs("simulated", level="world") / wide.xs("real", level="world") - 1)
 
 
+def _typical(found: pd.DataFrame) -> dict[str, str]:
+    """quantity -> its median error in words. Below saturation arrivals decide the throughput, so saturated runs alone say how well it is predicted."""
+    full = found[found.index.get_level_values("kind") == "saturated"]
+    medians = {name: (full if name == "tokens_per_s" else found)[name].abs().median() for name in QUANTITIES}
+    return {name: f"median error {value:.1f} %" + (", saturated" if name == "tokens_per_s" else "") for name, value in medians.items() if value == value}
+
+
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
     from matplotlib.ticker import LogLocator, NullLocator
 
@@ -147,7 +154,7 @@ def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
 
     looks = plotting.styles(rows["system"])
     on_gpu = rows[~rows["machine"].str.startswith("CPU")]
-    typical = errors(on_gpu).abs().median().dropna() if len(on_gpu) else {}
+    typical = _typical(errors(on_gpu)) if len(on_gpu) else {}
     real, simulated = (rows[rows["world"] == world].reset_index(drop=True) for world in ("real", "simulated"))
     with plotting.house():
         figure, axes = plotting.panels([label for label, _ in QUANTITIES.values()], columns=4, width=3.1, height=2.9)
@@ -177,8 +184,9 @@ def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
                 line = [0.0, 1.0]
             axis.set(xlim=line, ylim=line, xlabel="measured", ylabel="predicted")
             if name in typical:
-                axis.text(0.97, 0.05, f"median error {typical[name]:.1f} %", ha="right", fontsize=8.5, transform=axis.transAxes)
+                axis.text(0.97, 0.05, typical[name], ha="right", fontsize=8.5, transform=axis.transAxes)
         plotting.legend(figure, real)
+        # Without seeds: runs differ in them, but each is a marker of its own and none is a mean.
         plotting.footer(figure, rows.drop(columns="seed"), note="One marker a run; open ones: the CPU at hand. Median errors are the GPU's")
     return {"sim_vs_real": figure}
 

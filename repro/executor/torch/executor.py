@@ -45,7 +45,7 @@ class _Step:
     done: torch.cuda.Event | None
 
 
-def _within_memory(work: Callable[[], Any], doing: str) -> Any:
+def within_memory(work: Callable[[], Any], doing: str) -> Any:
     """`work()`; UserError if the GPU's memory does not suffice."""
     try:
         return work()
@@ -159,14 +159,14 @@ class TorchExecutor(Executor):
             self.flush()
             self.builder.forget()
             self.runner.load(batch, np.zeros(1, np.int64))
-            _within_memory(lambda: self.runner.prefill(batch), f"for a prefix of {count} tokens")
+            within_memory(lambda: self.runner.prefill(batch), f"for a prefix of {count} tokens")
         return count
 
     # One iteration
 
     def execute(self, output: SchedulerOutput) -> StepResult:
         start = time.perf_counter()
-        result = _within_memory(
+        result = within_memory(
             lambda: self._execute(output),
             f"in an iteration of {output.num_decode_seqs} sequences and {output.num_prefill_tokens} prompt "
             f"tokens",
