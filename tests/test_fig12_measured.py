@@ -161,5 +161,5 @@ def test_a_recorded_file_without_runs_is_named(tmp_path, monkeypatch):
     recorded = tmp_path / "root" / "experiments" / "recorded" / "h200" / "serving"
     write(recorded, [{"key": "recompute/16", "code": "c", "kind": "recompute", "device": "GPU", "seconds": 0.01}])
     monkeypatch.setenv("REPRO_ROOT", str(tmp_path / "root"))
-    with pytest.raises(UserError, match="serving.csv holds no run of a system"):
+    with pytest.raises(UserError, match="serving.csv holds no run of the kind saturated or latency or generate; measure for longer"):
         study.points(study.Params())

@@ -98,7 +98,7 @@ def test_rows_of_this_machine_that_lack_the_kind_leave_the_recorded_ones_in_plac
     assert set(rows_of(study, study.Params())["evidence"]) == {"recorded"}
     write(tmp_path / "root" / "experiments" / "recorded" / "h200" / "serving", [ran("vllm", "alpaca")])
     monkeypatch.setenv("REPRO_ROOT", str(tmp_path / "root"))
-    with pytest.raises(UserError, match="measure for longer"):
+    with pytest.raises(UserError, match="holds no run of the kind (sharing|blocks); measure for longer"):
         study.points(study.Params())
     with pytest.raises(UserError, match="'tpu' is not recorded"):
         study.Params("tpu")

@@ -167,6 +167,7 @@ def test_the_hash_of_the_code_knows_all_that_measures_and_the_setting(monkeypatc
 def test_only_some_kinds_and_systems_are_measured(planned, tmp_path):
     rows = plan.Rows(tmp_path / "serving.csv", "c")
     keys = [step.key for step in planned.steps(rows, systems=("vllm",)) if step.kind in ("sharing", "prefix", "blocks")]
+    assert "saturated/sharegpt/orca-max/3" not in {step.key for step in planned.steps(rows, systems=("vllm",))}
     assert len(keys) == 6 + 2 + 21 and all(key.startswith("blocks") or key.endswith("/vllm") for key in keys)
 
 

@@ -2,6 +2,7 @@
 times make a table."""
 
 import time
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -169,6 +170,15 @@ def test_a_pool_of_any_size_gives_a_table_without_holes(monkeypatch, slots):
         assert steps.mixed_seqs and steps.mixed_prompt
         if slots == 15728:
             assert steps.mixed_prompt == grid.mixed_prompt and steps.mixed_seqs == grid.mixed_seqs
+
+
+def test_another_block_size_gives_the_first_pools_memory_back():
+    """A card that holds the paper's pool once need not hold it twice."""
+    bench = Bench(tiny(), 512, "cpu", "float32", MAX_LEN)
+    bench.measure(Load("vllm", "alpaca", None, 0.0, 0.1, max_model_len=MAX_LEN))
+    first = [weakref.ref(bench.executor), weakref.ref(bench.executor.store), weakref.ref(bench.executor.store.caches[0])]
+    assert bench.measure(Load("vllm", "alpaca", None, 0.0, 0.1, max_model_len=MAX_LEN, block_size=32))["wrong_lengths"] == 0
+    assert [reference() for reference in first] == [None] * 3 and bench.executor.manager.block_size == 32
 
 
 def test_a_pool_whose_graphs_could_not_be_made_is_not_taken_for_ready(monkeypatch):

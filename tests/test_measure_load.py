@@ -207,6 +207,9 @@ def test_a_window_in_which_nothing_happens_has_no_numbers_that_are_none():
 @pytest.mark.parametrize("bad, named", [
     (dict(warm_s=-1.0), "window"), (dict(warm_s=3.0), "window"), (dict(stop_s=float("inf")), "window"), (dict(warm_s=float("nan")), "window"),
     (dict(workload="wmt"), "unknown workload 'wmt'; known: alpaca, sharegpt"),
+    (dict(prefix_tokens=80), "prefix_tokens = 80: prompts of alpaca share none"), (dict(block_size=24), "block_size = 24"),
+    (dict(preemption="never"), "unknown preemption 'never'; known: recompute, swap"), (dict(beams=True, n=3), "no recording of 3 beams"),
+    (dict(beams=True, n=2, workload="translation"), "unknown workload of recorded beams 'translation'"),
 ])
 def test_a_load_that_cannot_be_is_refused(bad, named):
     with pytest.raises(UserError, match=named):

@@ -45,7 +45,7 @@ class Bench:
         limit = min(self.loaded.config.max_model_len, max_model_len)
         self.loaded = replace(self.loaded, config=replace(self.loaded.config, max_model_len=limit))
         # Only model and pool matter here; the card that is emulated is that of Table 1.
-        self.deployment = deployment = Deployment(self.loaded.config, DEVICES["a100-40gb"], 1, kv_slots)
+        self.deployment = Deployment(self.loaded.config, DEVICES["a100-40gb"], 1, kv_slots)
         self.on_gpu = self.loaded.device.type == "cuda"
         self.device_name = device_name(self.on_gpu)
         self._uuid = str(torch.cuda.get_device_properties().uuid) if self.on_gpu else None

@@ -83,6 +83,9 @@ class Load:
         if self.preemption not in (None, *PREEMPTIONS):
             raise UserError(f"unknown preemption {self.preemption!r}; known: {', '.join(PREEMPTIONS)}")
         check_block_size(self.block_size)
+        if self.beams:
+            lookup("workload of recorded beams", KINDS, self.workload)
+            self.parents.parents(0, self.n, 0)
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Load:

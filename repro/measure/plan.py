@@ -84,6 +84,8 @@ def steps(bench: Bench, rows: Rows, timing: dict[str, Timing], systems: tuple[st
         for size in RECOMPUTED:
             yield Step(f"recompute/{size}", 3, lambda size=size: [recompute_row(bench, size)])
         for name in ("vllm", "orca-max"):
+            if name not in systems:
+                continue
             load = load_on(name, "sharegpt", None, timing["sharegpt"].warm_s, timing["sharegpt"].saturated_s, n=SAMPLES)
             yield Step(f"saturated/sharegpt/{name}/{SAMPLES}", load.stop_s + 2, lambda load=load: [bench.measure(load)])
         if generate.fits(bench):

@@ -10,7 +10,7 @@ same (Fig. 2 and 13 of the same runs), since both follow from decisions and not 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +19,10 @@ import numpy as np
 from repro import paper
 from repro.claims import Judgement
 from repro.config import DEPLOYMENTS
-from repro.errors import UserError
 from repro.executor.step_times import StepTimes
 from repro.experiment import Point
 from repro.measure import kept
+from repro.measure.kept import Params
 from repro.measure.load import Load, predict
 from repro.metrics import PIECES
 from repro.systems import SYSTEMS
@@ -48,24 +48,11 @@ KINDS = ("saturated", "latency", "generate")
 METRICS = ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "finished_rate", "mean_batch", "latency_s_per_token", "preemptions", *PIECES)
 
 
-@dataclass(frozen=True)
-class Params:
-    """`gpu`: "auto" for this machine's own rows if there are any, otherwise the recorded ones; or a folder of experiments/recorded."""
-
-    gpu: str = kept.AUTO
-
-    def __post_init__(self) -> None:
-        kept.find(self.gpu, kept.SERVING)
-
-
 def points(params: Params) -> list[Point]:
-    path, evidence = kept.find(params.gpu, kept.SERVING, needs="saturated")
-    rows = [row for row in kept.read(path, evidence) if row["kind"] in KINDS]
-    if not rows:
-        raise UserError(f"gpu = {params.gpu!r}: {path} holds no run of a system; measure for longer")
-    replays = [Point(replayed, {"path": path, "evidence": evidence, "key": row["key"]}, weight=10.0)
-               for row in rows if row["kind"] == "saturated" and row["n"] in (None, 1)]
-    return [Point(measured, {"path": path, "evidence": evidence}), *replays]
+    given = kept.runs(params.gpu, *KINDS)
+    replays = [Point(replayed, given | {"key": row["key"]}, weight=10.0)
+               for row in kept.read(**given) if row["kind"] == "saturated" and row["n"] in (None, 1)]
+    return [Point(measured, given), *replays]
 
 
 def measured(path: Path, evidence: str) -> list[dict[str, Any]]:

@@ -9,15 +9,14 @@ LLaMA-13B: both keep the same K/V a token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repro import paper
 from repro.claims import Judgement
-from repro.errors import UserError
 from repro.experiment import Point
 from repro.measure import kept
+from repro.measure.kept import Params
 from repro.studies.fig12_measured import multiple_of
 from repro.studies.fig15_sharing import METHODS, PAPER
 from repro.systems import SYSTEMS
@@ -43,21 +42,8 @@ RUN = ("system", "n", "prefix_tokens", "tokens_per_s", "tokens_per_s_low", "toke
        "preemptions", "model", "kv_slots", "device", "seed", "trace_hash")
 
 
-@dataclass(frozen=True)
-class Params:
-    """`gpu` as for fig12_measured."""
-
-    gpu: str = kept.AUTO
-
-    def __post_init__(self) -> None:
-        kept.find(self.gpu, kept.SERVING)
-
-
 def points(params: Params) -> list[Point]:
-    path, evidence = kept.find(params.gpu, kept.SERVING, needs="sharing")
-    if not any(row["kind"] == "sharing" for row in kept.read(path, evidence)):
-        raise UserError(f"gpu = {params.gpu!r}: {path} holds no run with several sequences a request; measure for longer")
-    return [Point(measured, {"path": path, "evidence": evidence})]
+    return [Point(measured, kept.runs(params.gpu, "sharing"))]
 
 
 def measured(path: Path, evidence: str) -> list[dict[str, Any]]:

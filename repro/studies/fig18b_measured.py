@@ -8,14 +8,13 @@ swaps are ours: one launch moves all blocks. The paper has latencies at a rate, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repro.claims import Judgement
-from repro.errors import UserError
 from repro.experiment import Point
 from repro.measure import kept
+from repro.measure.kept import Params
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,21 +37,8 @@ RUN = ("system", "workload", "block_size", "tokens_per_s", "tokens_per_s_low", "
        "mark", "preemptions", "model", "kv_slots", "device", "seed", "trace_hash")
 
 
-@dataclass(frozen=True)
-class Params:
-    """`gpu` as for fig12_measured."""
-
-    gpu: str = kept.AUTO
-
-    def __post_init__(self) -> None:
-        kept.find(self.gpu, kept.SERVING)
-
-
 def points(params: Params) -> list[Point]:
-    path, evidence = kept.find(params.gpu, kept.SERVING, needs="blocks")
-    if not any(row["kind"] == "blocks" for row in kept.read(path, evidence)):
-        raise UserError(f"gpu = {params.gpu!r}: {path} holds no run by block size; measure for longer")
-    return [Point(measured, {"path": path, "evidence": evidence})]
+    return [Point(measured, kept.runs(params.gpu, "blocks"))]
 
 
 def measured(path: Path, evidence: str) -> list[dict[str, Any]]:
