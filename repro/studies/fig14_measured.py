@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repro import paper
+from repro.beams import WIDTHS
 from repro.claims import Judgement
 from repro.experiment import Point
 from repro.measure import kept
 from repro.measure.kept import Params
 from repro.studies.fig12_measured import multiple_of
 from repro.studies.fig15_sharing import METHODS, PAPER
+from repro.studies.fig16_shared_prefix import PANELS
 from repro.systems import SYSTEMS
 
 if TYPE_CHECKING:
@@ -36,7 +38,6 @@ CAPTION = {
                       "every request, too, but on a card and at a rate of its own.",
 }
 BASIC = 1  # one sequence a request: Alpaca's saturated runs of fig12_measured
-PANELS = {80: "1-shot/80", 341: "5-shot/341"}
 LOOKS = {"parallel": ("#0072B2", "o", "parallel sampling"), "beam": ("#D55E00", "s", "beam search")}
 RUN = ("system", "n", "prefix_tokens", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "mean_batch", "saving", "host_share", "mark",
        "preemptions", "model", "kv_slots", "device", "seed", "trace_hash")
@@ -69,7 +70,7 @@ def gains(rows: pd.DataFrame, method: str) -> dict[int, tuple[float, float]]:
 def paper_gains(method: str) -> dict[int, float]:
     """The same from the rates of Fig. 14 at 0.5 s/token, and of Fig. 12d for one sequence."""
     panels = {BASIC: paper.crossings("fig12", 0.5)["opt-13b/alpaca"]}
-    panels |= {n: paper.crossings("fig14", 0.5)[f"{method}/{n}"] for n in (2, 4, 6)}
+    panels |= {n: paper.crossings("fig14", 0.5)[f"{method}/{n}"] for n in WIDTHS}
     return {n: rates["vllm"] / rates["orca-oracle"] for n, rates in panels.items()}
 
 
@@ -93,7 +94,7 @@ def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
             axis.yaxis.set_major_formatter("{x:,.0f}")
         _draw_gains(axes[2], sharing)
         for axis in axes:
-            axis.set_xticks([BASIC, 2, 4, 6])
+            axis.set_xticks([BASIC, *WIDTHS])
         plotting.legend(throughput, sharing)
         plotting.footer(throughput, sharing, note="Hollow: the paper's ratio of rates at 0.5 s/token. " + _marks(sharing))
         saving, axes = plotting.panels(["Blocks saved by sharing", "A shared prefix: throughput"], width=5.4, height=3.1)

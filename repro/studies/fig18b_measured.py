@@ -15,6 +15,7 @@ from repro.claims import Judgement
 from repro.experiment import Point
 from repro.measure import kept
 from repro.measure.kept import Params
+from repro.studies.fig12_measured import WORKLOADS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +32,6 @@ LOOKS = {
     ("sharegpt", "recompute"): ("ShareGPT, recompute", "#0072B2", "o"), ("sharegpt", "swap"): ("ShareGPT, swap", "#D55E00", "s"),
     ("alpaca", "by_group"): ("Alpaca", "#009E73", "^"),
 }
-PANELS = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}
 DRAWN = ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "token_states")
 RUN = ("system", "workload", "block_size", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "mean_batch", "token_states", "host_share",
        "mark", "preemptions", "model", "kv_slots", "device", "seed", "trace_hash")
@@ -52,13 +52,13 @@ def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
 
     sizes = sorted(set(rows["block_size"]))
     with plotting.house():
-        figure, axes = plotting.panels([*PANELS.values(), "Token states in the pool"], width=3.9, height=3.1)
+        figure, axes = plotting.panels([*WORKLOADS.values(), "Token states in the pool"], width=3.9, height=3.1)
         for (workload, way), group in rows.groupby(["workload", "way"], sort=False):
             label, color, marker = LOOKS[workload, way]
             # A size that was not measured leaves a gap in its line.
             group, look = group.groupby("block_size")[list(DRAWN)].mean().reindex(sizes), dict(color=color, marker=marker, label=label)
             rate, low, high, held = (group[name] for name in DRAWN)
-            axes[list(PANELS).index(workload)].errorbar(sizes, rate, [rate - low, high - rate], capsize=2.5, **look)
+            axes[list(WORKLOADS).index(workload)].errorbar(sizes, rate, [rate - low, high - rate], capsize=2.5, **look)
             axes[2].plot(sizes, 100 * held, **look)
         for axis in axes:
             _label(axis, sizes)
