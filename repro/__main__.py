@@ -12,8 +12,12 @@ def run() -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "repro":
             raise
-        print(f"repro: {error.name} is not installed for {sys.executable}; run `make setup`, or `python3 -m repro.bootstrap` and "
-              "then .venv/bin/python -m repro ...", file=sys.stderr)
+        print(
+            f"repro: {error.name} is not installed for {sys.executable}; run `make setup`, or `python3 -m "
+            "repro.bootstrap` and "
+            "then .venv/bin/python -m repro ...",
+            file=sys.stderr,
+        )
         return 2
 
 

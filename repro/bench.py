@@ -1,9 +1,8 @@
 """How fast this project is here: the simulator, and on a GPU the kernels and the real engine.
 
-The simulator: simulated hours per second, and how that changes with rate, batch and trace length, kept as results/bench.csv. On a
-GPU: what experiments/recorded holds, measured anew into results/bench, each by the program that measures it, in a process of its
-own. Times are this machine's; nothing else depends on them.
-"""
+The simulator: simulated hours per second, and how that changes with rate, batch and trace length, kept as
+results/bench.csv. On a GPU: what experiments/recorded holds, measured anew into results/bench, each by the program that
+measures it, in a process of its own. Times are this machine's; nothing else depends on them."""
 
 from __future__ import annotations
 
@@ -28,7 +27,10 @@ from repro.workloads import make_trace
 CASES = (
     *(("rate", "vllm", "sharegpt", rate, 1.0, 1) for rate in (0.5, 1.0, 2.0, 4.0)),
     *(("rate", "vllm", "alpaca", rate, 1.0, 1) for rate in (7.0, 14.0, 28.0)),
-    *(("system", name, "sharegpt", 1.0, 1.0, 1) for name in ("orca-max", "orca-pow2", "orca-oracle", "faster-transformer")),
+    *(
+        ("system", name, "sharegpt", 1.0, 1.0, 1)
+        for name in ("orca-max", "orca-pow2", "orca-oracle", "faster-transformer")
+    ),
     *(("batch", "vllm", "sharegpt", 4.0, 1.0, pool) for pool in (1, 2, 4)),
     *(("trace length", "vllm", "sharegpt", 1.5, hours, 1) for hours in (0.25, 1.0, 4.0)),
 )
@@ -54,13 +56,19 @@ def measure(name: str, workload: str, rate: float, hours: float, pool: int) -> d
         seconds.append(time.perf_counter() - start)
     best = min(seconds)
     simulated_hours = served.engine.clock.now / 3600
-    return {"requests": len(trace), "iterations": served.engine.scheduler.iteration, "batched_requests": round(batch.mean, 1),
-            "seconds": round(best, 3), "simulated_hours_per_second": round(simulated_hours / best, 2),
-            "microseconds_per_request": round(1e6 * best / len(trace), 1)}
+    return {
+        "requests": len(trace),
+        "iterations": served.engine.scheduler.iteration,
+        "batched_requests": round(batch.mean, 1),
+        "seconds": round(best, 3),
+        "simulated_hours_per_second": round(simulated_hours / best, 2),
+        "microseconds_per_request": round(1e6 * best / len(trace), 1),
+    }
 
 
 def measure_gpu(folder: Path) -> int:
-    """Measure kernels, end to end and serving into folders below `folder`, which are emptied first; without a GPU only say why not.
+    """Measure kernels, end to end and serving into folders below `folder`, which are emptied first; without a GPU only
+    say why not.
 
     The exit status: that of the first of them that failed, and 0 if none did."""
     why_not = doctor.why_no_gpu({"torch": doctor.probe_torch(), "driver": doctor.probe_driver()})
@@ -71,21 +79,34 @@ def measure_gpu(folder: Path) -> int:
     for name, (module, *arguments) in ON_GPU.items():
         print(f"{name}:", flush=True)
         shutil.rmtree(folder / name, ignore_errors=True)
-        done = subprocess.run([sys.executable, "-m", module, "--out", str(folder / name), *arguments], cwd=ROOT, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", module, "--out", str(folder / name), *arguments], cwd=ROOT, check=False
+        )
         failed = failed or done.returncode
     return failed
 
 
 def main() -> int:
-    print(f"{'varied':13s} {'system':19s} {'workload':9s} {'req/s':>6s} {'hours':>6s} {'pool':>5s} {'batch':>7s} {'seconds':>8s} "
-          f"{'hours/s':>8s} {'us/request':>10s}", flush=True)
+    print(
+        f"{'varied':13s} {'system':19s} {'workload':9s} {'req/s':>6s} {'hours':>6s} {'pool':>5s} {'batch':>7s} "
+        f"{'seconds':>8s} "
+        f"{'hours/s':>8s} {'us/request':>10s}",
+        flush=True,
+    )
     rows = []
     for varied, name, workload, rate, hours, pool in CASES:
         result = measure(name, workload, rate, hours, pool)
-        rows.append({"varied": varied, "system": name, "workload": workload, "rate": rate, "hours": hours, "pool": pool} | result
-                    | {"cpu": provenance.machine().get("cpu")})
-        print(f"{varied:13s} {name:19s} {workload:9s} {rate:6g} {hours:6g} {pool:4d}x {result['batched_requests']:7.1f} "
-              f"{result['seconds']:8.2f} {result['simulated_hours_per_second']:8.2f} {result['microseconds_per_request']:10.1f}", flush=True)
+        rows.append(
+            {"varied": varied, "system": name, "workload": workload, "rate": rate, "hours": hours, "pool": pool}
+            | result
+            | {"cpu": provenance.machine().get("cpu")}
+        )
+        print(
+            f"{varied:13s} {name:19s} {workload:9s} {rate:6g} {hours:6g} {pool:4d}x {result['batched_requests']:7.1f} "
+            f"{result['seconds']:8.2f} {result['simulated_hours_per_second']:8.2f} "
+            f"{result['microseconds_per_request']:10.1f}",
+            flush=True,
+        )
     path = paths.folders().results / "bench.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:

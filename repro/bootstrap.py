@@ -94,11 +94,7 @@ def run_pip(env: Path, arguments: List[str], label: str) -> Tuple[bool, List[str
 def make_environment(env: Path) -> None:
     """Make `.venv` with pip in it, unless a sound one for this Python is there; SetupError if that fails."""
     exists = interpreter(env).exists()
-    if (
-        exists
-        and python_version(interpreter(env)) == sys.version_info[:2]
-        and not (env / ".unfinished").exists()
-    ):
+    if exists and python_version(interpreter(env)) == sys.version_info[:2] and not (env / ".unfinished").exists():
         return
     try:
         import ensurepip  # noqa: F401  (Debian ships venv without it)
@@ -128,9 +124,7 @@ def python_version(python: Path) -> Optional[Tuple[int, ...]]:
     """Return (major, minor) of an interpreter, or None if it does not run."""
     try:
         out = subprocess.run(
-            [str(python), "-I", "-c", "import sys; print(*sys.version_info[:2])"],
-            stdout=subprocess.PIPE,
-            check=True,
+            [str(python), "-I", "-c", "import sys; print(*sys.version_info[:2])"], stdout=subprocess.PIPE, check=True
         ).stdout
     except (OSError, subprocess.CalledProcessError):
         return None
@@ -194,15 +188,11 @@ def explain(what: str, lines: List[str], env: Path) -> str:
     elif NO_NETWORK.search(text):
         remedy = "Set-up needs pip's package index once: check the network and pip's settings"
     elif "No matching distribution" in text:
-        remedy = (
-            "pip's index has no such release for this machine: Python 3.11 or 3.12 on Linux x86_64 is tested"
-        )
+        remedy = "pip's index has no such release for this machine: Python 3.11 or 3.12 on Linux x86_64 is tested"
     else:
         remedy = f"The whole log is in {env / 'setup.log'}"
     shown = "\n".join(f"  {line[:150]}" for line in lines[-4:])
-    return (
-        f"pip could not install {what}. Its last lines:\n{shown}\n{remedy}; then run the same command again."
-    )
+    return f"pip could not install {what}. Its last lines:\n{shown}\n{remedy}; then run the same command again."
 
 
 def install_model(env: Path) -> bool:
@@ -221,8 +211,7 @@ def set_up() -> Path:
     here = "{}.{}".format(*sys.version_info[:2])
     if sys.version_info < OLDEST:
         raise SetupError(
-            "Python {}.{} or newer is needed".format(*OLDEST)
-            + f", and {sys.executable} is {here}: install one, "
+            "Python {}.{} or newer is needed".format(*OLDEST) + f", and {sys.executable} is {here}: install one, "
             "or name it (with make: PYTHON=/path/to/python)"
         )
     env, driver = prefix(), nvidia_driver()

@@ -1,9 +1,8 @@
 """Solve the anchors of the a100-2023 profile again: `python -m repro calibrate`.
 
-For each panel of Fig. 12 and each way to split Fig. 1's slope, the anchor is the time added to every iteration that makes
-vLLM's simulated latency at the lowest rate drawn for it equal the printed one. It is one number from the paper for each
-panel, so that the latency there is no test of the model; where the curves turn up still is.
-"""
+For each panel of Fig. 12 and each way to split Fig. 1's slope, the anchor is the time added to every iteration that
+makes vLLM's simulated latency at the lowest rate drawn for it equal the printed one. It is one number from the paper
+for each panel, so that the latency there is no test of the model; where the curves turn up still is."""
 
 from __future__ import annotations
 

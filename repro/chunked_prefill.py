@@ -1,17 +1,17 @@
 """The batching of vLLM V1: decodes first, then as much of the prompts as a token budget allows.
 
-Each iteration has a budget of tokens. Every running sequence gets its next token out of it first; what is left goes to prompts,
-first come, first served, and a prompt that does not fit is cut: the rest of it follows in the next iterations. A long prompt
-then delays the others' next tokens by one budget's worth of work, not by all of its own.
+Each iteration has a budget of tokens. Every running sequence gets its next token out of it first; what is left goes to
+prompts, first come, first served, and a prompt that does not fit is cut: the rest of it follows in the next iterations.
+A long prompt then delays the others' next tokens by one budget's worth of work, not by all of its own.
 
-Memory follows the work: a paged prompt gets the blocks of one chunk at a time, as in V1 (a contiguous one holds its whole
-reservation from the first chunk on). When a running sequence finds no block, the newest is driven out and recomputed later;
-there is no swapping. At most one prompt is under way, it was admitted last, and so it is the newest. If it finds no blocks for its
-next chunk it waits with what it has.
+Memory follows the work: a paged prompt gets the blocks of one chunk at a time, as in V1 (a contiguous one holds its
+whole reservation from the first chunk on). When a running sequence finds no block, the newest is driven out and
+recomputed later; there is no swapping. At most one prompt is under way, it was admitted last, and so it is the newest.
+If it finds no blocks for its next chunk it waits with what it has.
 
-Like `repro.scheduler`, this knows neither time nor tokens' values. It schedules requests of one sequence: V1 treats n samples as
-n requests. Only the simulated executor runs it: the real one samples after every prefill, and a chunk has nothing to sample.
-"""
+Like `repro.scheduler`, this knows neither time nor tokens' values. It schedules requests of one sequence: V1 treats n
+samples as n requests. Only the simulated executor runs it: the real one samples after every prefill, and a chunk has
+nothing to sample."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from repro.sequence import Request, SequenceGroup
 class ChunkedPrefillConfig(SchedulerConfig):
     """`max_num_batched_tokens` is the token budget of an iteration; `max_model_len` bounds prompt + output (tokens).
 
-    Without `enable_chunked_prefill` a prompt runs whole or waits. The budget must then be more than any prompt could take.
-    """
+    Without `enable_chunked_prefill` a prompt runs whole or waits. The budget must then be more than any prompt could
+    take."""
 
     preemption: PreemptionMode = PreemptionMode.RECOMPUTE
     max_num_batched_tokens: int | None = 2048
@@ -43,19 +43,25 @@ class ChunkedPrefillConfig(SchedulerConfig):
         if budget is None:
             raise UserError("max_num_batched_tokens = None: chunked prefill needs a token budget, such as 2048")
         if self.batching is not Batching.ITERATION or self.preemption is not PreemptionMode.RECOMPUTE:
-            raise UserError(f"batching = {self.batching.value}, preemption = {self.preemption.value}: this scheduler knows only "
-                            f"batching by iteration and preemption by recomputation")
+            raise UserError(
+                f"batching = {self.batching.value}, preemption = {self.preemption.value}: this scheduler knows only "
+                f"batching by iteration and preemption by recomputation"
+            )
         if self.max_model_len < 1:
             raise UserError(f"max_model_len = {self.max_model_len} must be at least 1 token")
         if not self.enable_chunked_prefill and budget <= self.max_model_len:
-            raise UserError(f"max_num_batched_tokens = {budget} is not greater than max_model_len = {self.max_model_len}, and without "
-                            f"chunked prefill a prompt of that length could never run; set enable_chunked_prefill, or raise "
-                            f"max_num_batched_tokens above {self.max_model_len}")
+            raise UserError(
+                f"max_num_batched_tokens = {budget} is not greater than max_model_len = {self.max_model_len}, and "
+                "without "
+                f"chunked prefill a prompt of that length could never run; set enable_chunked_prefill, or raise "
+                f"max_num_batched_tokens above {self.max_model_len}"
+            )
 
 
 @dataclass(slots=True)
 class ChunkedOutput(SchedulerOutput):
-    """`chunks` are parts of prompts that lack the prompt's end: they give no token. The end of a prompt is in `prefills`.
+    """`chunks` are parts of prompts that lack the prompt's end: they give no token. The end of a prompt is in
+    `prefills`.
 
     `num_prefill_tokens` counts both.
     """
@@ -64,10 +70,15 @@ class ChunkedOutput(SchedulerOutput):
 
 
 class ChunkedPrefillScheduler(Scheduler):
-    """Used like `Scheduler`. `prefilling` is the group whose prompt is under way, with `num_computed` tokens of it stored."""
+    """Used like `Scheduler`. `prefilling` is the group whose prompt is under way, with `num_computed` tokens of it
+    stored."""
 
-    def __init__(self, manager: KVCacheManager, config: ChunkedPrefillConfig = ChunkedPrefillConfig(),
-                 log: list[Event] | None = None) -> None:
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        config: ChunkedPrefillConfig = ChunkedPrefillConfig(),
+        log: list[Event] | None = None,
+    ) -> None:
         super().__init__(manager, config, log)
         self.config: ChunkedPrefillConfig = config
         self.prefilling: SequenceGroup | None = None
@@ -77,15 +88,23 @@ class ChunkedPrefillScheduler(Scheduler):
         """Queue a request. UserError if it has several sequences or could not run to its end even alone."""
         group = SequenceGroup(request)
         if len(group.seqs) > 1:
-            raise UserError(f"request {request.request_id} has n = {len(group.seqs)} sequences; chunked prefill takes one: submit "
-                            f"{len(group.seqs)} requests instead")
+            raise UserError(
+                f"request {request.request_id} has n = {len(group.seqs)} sequences; chunked prefill takes one: submit "
+                f"{len(group.seqs)} requests instead"
+            )
         length = request.prompt_tokens + request.output_tokens
         if length > self.config.max_model_len:
-            raise UserError(f"request {request.request_id} of {request.prompt_tokens} + {request.output_tokens} tokens is longer than "
-                            f"max_model_len = {self.config.max_model_len}; shorten it or raise that")
+            raise UserError(
+                f"request {request.request_id} of {request.prompt_tokens} + {request.output_tokens} tokens is longer "
+                "than "
+                f"max_model_len = {self.config.max_model_len}; shorten it or raise that"
+            )
         if not self.manager.fits(group):
-            raise UserError(f"request {request.request_id} of {request.prompt_tokens} + {request.output_tokens} tokens does not fit into "
-                            f"an empty pool of {self.manager.num_blocks} blocks of {self.manager.block_size}; use a larger pool")
+            raise UserError(
+                f"request {request.request_id} of {request.prompt_tokens} + {request.output_tokens} tokens does not "
+                "fit into "
+                f"an empty pool of {self.manager.num_blocks} blocks of {self.manager.block_size}; use a larger pool"
+            )
         self.waiting.append(group)
         self._record("arrive", group)
         return group
@@ -173,4 +192,6 @@ class ChunkedPrefillScheduler(Scheduler):
         self.num_preemptions += 1
         output.preempted.append(group)
         self.waiting.appendleft(group)  # it was the first in the queue
-        self._record("preempt", group, requester=requester.request.request_id, mode="recompute", tokens=self.num_computed)
+        self._record(
+            "preempt", group, requester=requester.request.request_id, mode="recompute", tokens=self.num_computed
+        )

@@ -41,10 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"repro: {os.fspath(error.filename)!r}: {error.strerror}; name another one", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(
-            "\nrepro: interrupted; finished points are kept, the same command goes on from there",
-            file=sys.stderr,
-        )
+        print("\nrepro: interrupted; finished points are kept, the same command goes on from there", file=sys.stderr)
         return 130
 
 
@@ -54,12 +51,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    reproduce = commands.add_parser(
-        "reproduce", help="run all experiments and build the page of figures and verdicts"
-    )
+    reproduce = commands.add_parser("reproduce", help="run all experiments and build the page of figures and verdicts")
     reproduce.add_argument("--only", nargs="+", metavar="NAME", help="only these experiments")
     reproduce.add_argument(
-        "--budget", default=os.environ.get("BUDGET") or "2h", metavar="TIME",
+        "--budget",
+        default=os.environ.get("BUDGET") or "2h",
+        metavar="TIME",
         help="with a GPU: time for measuring on it first, such as 30m (default: 2h; 0 for none)",
     )
     reproduce.set_defaults(command=_reproduce)
@@ -76,9 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.set_defaults(command=_run)
     for command in (reproduce, run):
-        command.add_argument(
-            "--scale", default=os.environ.get("SCALE") or "paper", help="paper (default) or smoke"
-        )
+        command.add_argument("--scale", default=os.environ.get("SCALE") or "paper", help="paper (default) or smoke")
         command.add_argument(
             "--lengths",
             default=os.environ.get("LENGTHS") or None,
@@ -86,17 +81,12 @@ def _parser() -> argparse.ArgumentParser:
             help="pairs of prompt and output lengths to sample requests from",
         )
         command.add_argument(
-            "--jobs",
-            default=os.environ.get("JOBS") or "",
-            metavar="N",
-            help="worker processes (default: all cores)",
+            "--jobs", default=os.environ.get("JOBS") or "", metavar="N", help="worker processes (default: all cores)"
         )
 
     commands.add_parser("list", help="name the experiments").set_defaults(command=_list)
     page = commands.add_parser("page", help="build the page of figures and verdicts again")
-    page.add_argument(
-        "--variant", choices=paths.VARIANTS, default="paper", help="whose figures (default: paper)"
-    )
+    page.add_argument("--variant", choices=paths.VARIANTS, default="paper", help="whose figures (default: paper)")
     page.set_defaults(command=lambda options: _page(options.variant))
     verify = commands.add_parser("verify", help="check figures against results, parameters and code")
     verify.add_argument("figures", nargs="*", metavar="FIGURE", help="file or name; all if none is given")
@@ -107,11 +97,11 @@ def _parser() -> argparse.ArgumentParser:
     diff.add_argument("b", metavar="B", help="the same for the other run")
     diff.add_argument("--lines", type=int, default=10, metavar="N", help="numbers shown an experiment (10; 0: all)")
     diff.set_defaults(command=_diff)
-    commands.add_parser("doctor", help="say what this machine can and cannot run").set_defaults(
-        command=_doctor
-    )
+    commands.add_parser("doctor", help="say what this machine can and cannot run").set_defaults(command=_doctor)
     commands.add_parser("calibrate", help="solve the cost model's anchors again").set_defaults(command=_calibrate)
-    commands.add_parser("bench", help="measure the speed of the simulator and, on a GPU, of kernels and engine").set_defaults(command=_bench)
+    commands.add_parser(
+        "bench", help="measure the speed of the simulator and, on a GPU, of kernels and engine"
+    ).set_defaults(command=_bench)
     return parser
 
 
@@ -128,9 +118,7 @@ def _reproduce(options: argparse.Namespace) -> int:
     variant = "custom" if options.lengths else options.scale
     budget.seconds_of(options.budget)
     with _settings(options), paths.environment({"REPRO_VARIANT": variant} if options.lengths else {}):
-        todo = [
-            _open(stem, options.scale, {}, options.lengths) for stem in stems
-        ]  # every check before any work
+        todo = [_open(stem, options.scale, {}, options.lengths) for stem in stems]  # every check before any work
         outcomes = {}
         with _alone():
             if options.scale == "paper" and not named:
@@ -180,21 +168,22 @@ def _settings(options: argparse.Namespace) -> AbstractContextManager[None]:
 
 
 def _alone() -> AbstractContextManager[None]:
-    """Of two commands that compute into one results folder the second is refused: both would write the same summaries."""
+    """Of two commands that compute into one results folder the second is refused: both would write the same
+    summaries."""
     from repro.environment import is_writable
     from repro.store import locked
 
     for variant in paths.VARIANTS:
         figures = paths.folders(variant).figures
         if not is_writable(figures):  # hours later would be too late
-            raise UserError(f"figures cannot be written to {figures}; make it writable, or name another with REPRO_FIGURES_DIR")
+            raise UserError(
+                f"figures cannot be written to {figures}; make it writable, or name another with REPRO_FIGURES_DIR"
+            )
     holder = f"process {os.getpid()}, {os.environ.get('REPRO_COMMAND', '')}"
     return locked(paths.folders().points / ".cache" / "run.lock", wait=False, about=holder)
 
 
-def _open(
-    stem: str, scale: str, overrides: dict[str, Any], lengths: str | None
-) -> tuple[Any, dict[str, Any]]:
+def _open(stem: str, scale: str, overrides: dict[str, Any], lengths: str | None) -> tuple[Any, dict[str, Any]]:
     """The run and its overrides; a lengths file goes to the studies that have such a parameter."""
     from repro import experiment
 

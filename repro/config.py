@@ -53,8 +53,9 @@ def _opt(name: str, num_layers: int, hidden: int, num_heads: int) -> ModelConfig
     return ModelConfig(name, num_layers, hidden, num_heads, num_heads, hidden // num_heads, parameters)
 
 
-def _llama(name: str, num_layers: int, hidden: int, num_heads: int, num_kv_heads: int, ffn: int, vocab: int,
-           max_model_len: int) -> ModelConfig:
+def _llama(
+    name: str, num_layers: int, hidden: int, num_heads: int, num_kv_heads: int, ffn: int, vocab: int, max_model_len: int
+) -> ModelConfig:
     # Per layer: Q and O, K and V (narrower with grouped queries), three feed-forward matrices, two RMS norms; then
     # input and output embeddings (not tied) and the last norm.
     head_dim = hidden // num_heads
@@ -63,19 +64,22 @@ def _llama(name: str, num_layers: int, hidden: int, num_heads: int, num_kv_heads
     return ModelConfig(name, num_layers, hidden, num_heads, num_kv_heads, head_dim, parameters, max_model_len)
 
 
-MODELS: dict[str, ModelConfig] = {model.name: model for model in (
-    _opt("opt-125m", 12, 768, 12),
-    _opt("opt-1.3b", 24, 2048, 32),
-    _opt("opt-2.7b", 32, 2560, 32),
-    _opt("opt-6.7b", 32, 4096, 32),
-    _opt("opt-13b", 40, 5120, 40),
-    _opt("opt-30b", 48, 7168, 56),
-    _opt("opt-66b", 64, 9216, 72),
-    _opt("opt-175b", 96, 12288, 96),
-    _llama("llama-7b", 32, 4096, 32, 32, 11008, 32_000, 2048),
-    _llama("llama-13b", 40, 5120, 40, 40, 13824, 32_000, 2048),
-    _llama("llama-3.1-8b", 32, 4096, 32, 8, 14336, 128_256, 131_072),
-)}
+MODELS: dict[str, ModelConfig] = {
+    model.name: model
+    for model in (
+        _opt("opt-125m", 12, 768, 12),
+        _opt("opt-1.3b", 24, 2048, 32),
+        _opt("opt-2.7b", 32, 2560, 32),
+        _opt("opt-6.7b", 32, 4096, 32),
+        _opt("opt-13b", 40, 5120, 40),
+        _opt("opt-30b", 48, 7168, 56),
+        _opt("opt-66b", 64, 9216, 72),
+        _opt("opt-175b", 96, 12288, 96),
+        _llama("llama-7b", 32, 4096, 32, 32, 11008, 32_000, 2048),
+        _llama("llama-13b", 40, 5120, 40, 40, 13824, 32_000, 2048),
+        _llama("llama-3.1-8b", 32, 4096, 32, 8, 14336, 128_256, 131_072),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -89,12 +93,15 @@ class DeviceConfig:
     link_bytes_per_s: float  # between CPU and GPU, one direction
 
 
-DEVICES: dict[str, DeviceConfig] = {device.name: device for device in (
-    DeviceConfig("a100-40gb", 40 * GB, 1.555e12, 312e12, 32e9),
-    DeviceConfig("a100-80gb", 80 * GB, 2.039e12, 312e12, 32e9),
-    DeviceConfig("h100", 80 * GB, 3.35e12, 989e12, 64e9),
-    DeviceConfig("h200", 141 * GB, 4.8e12, 989e12, 64e9),
-)}
+DEVICES: dict[str, DeviceConfig] = {
+    device.name: device
+    for device in (
+        DeviceConfig("a100-40gb", 40 * GB, 1.555e12, 312e12, 32e9),
+        DeviceConfig("a100-80gb", 80 * GB, 2.039e12, 312e12, 32e9),
+        DeviceConfig("h100", 80 * GB, 3.35e12, 989e12, 64e9),
+        DeviceConfig("h200", 141 * GB, 4.8e12, 989e12, 64e9),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -108,8 +115,10 @@ class Deployment:
 
     def __post_init__(self) -> None:
         if self.num_gpus < 1 or self.kv_slots < 1:
-            raise UserError(f"deployment of {self.model.name}: num_gpus = {self.num_gpus} and kv_slots = "
-                            f"{self.kv_slots} must both be at least 1")
+            raise UserError(
+                f"deployment of {self.model.name}: num_gpus = {self.num_gpus} and kv_slots = "
+                f"{self.kv_slots} must both be at least 1"
+            )
 
     def num_blocks(self, block_size: int) -> int:
         return self.kv_slots // block_size
@@ -120,17 +129,23 @@ class Deployment:
 DEPLOYMENTS: dict[str, Deployment] = {
     "opt-13b": Deployment(MODELS["opt-13b"], DEVICES["a100-40gb"], 1, 12 * GIB // MODELS["opt-13b"].kv_bytes_per_token),
     "opt-66b": Deployment(MODELS["opt-66b"], DEVICES["a100-40gb"], 4, 9_700),
-    "opt-175b": Deployment(MODELS["opt-175b"], DEVICES["a100-80gb"], 8,
-                           264 * GIB // MODELS["opt-175b"].kv_bytes_per_token),
-    "llama-13b": Deployment(MODELS["llama-13b"], DEVICES["a100-40gb"], 1,
-                            12 * GIB // MODELS["llama-13b"].kv_bytes_per_token),
+    "opt-175b": Deployment(
+        MODELS["opt-175b"], DEVICES["a100-80gb"], 8, 264 * GIB // MODELS["opt-175b"].kv_bytes_per_token
+    ),
+    "llama-13b": Deployment(
+        MODELS["llama-13b"], DEVICES["a100-40gb"], 1, 12 * GIB // MODELS["llama-13b"].kv_bytes_per_token
+    ),
 }
 
 
 def check_block_size(block_size: int) -> int:
     """The block size itself, if it is one of 1, 2, 4 ... 256 (the sizes of Fig. 18b); else a UserError."""
-    if isinstance(block_size, bool) or not isinstance(block_size, int) or not 1 <= block_size <= 256 \
-            or block_size & (block_size - 1):
+    if (
+        isinstance(block_size, bool)
+        or not isinstance(block_size, int)
+        or not 1 <= block_size <= 256
+        or block_size & (block_size - 1)
+    ):
         raise UserError(f"block_size = {block_size!r} is not supported; use a power of two from 1 to 256, such as 16")
     return block_size
 

@@ -110,9 +110,7 @@ def legend(figure: Figure) -> None:
     )
 
 
-def draw_tables(
-    axis: Axes, tables: Mapping[str, list[Cell]], block_size: int, width: int, height: int
-) -> None:
+def draw_tables(axis: Axes, tables: Mapping[str, list[Cell]], block_size: int, width: int, height: int) -> None:
     """Block tables as rows of cells, on a panel with room for `width` blocks and `height` sequences."""
     for row, cells in enumerate(tables.values()):
         for column, cell in enumerate(cells[:width]):
@@ -133,11 +131,7 @@ def draw_tables(
                 color="white" if dark else "#222222",
             )
     axis.set(
-        xlim=(-0.05, width),
-        ylim=(height - 0.4, -0.6),
-        xticks=[],
-        yticks=range(len(tables)),
-        yticklabels=list(tables),
+        xlim=(-0.05, width), ylim=(height - 0.4, -0.6), xticks=[], yticks=range(len(tables)), yticklabels=list(tables)
     )
     axis.tick_params(left=False)
     axis.grid(visible=False)

@@ -74,11 +74,7 @@ def first_difference(a: pd.DataFrame, b: pd.DataFrame) -> str:
         for column, theirs, ours in zip(a.columns, row, other, strict=True):
             if theirs != ours and not (_is_missing(theirs) and _is_missing(ours)):
                 return f"{column} of row {number} is {theirs!r} kept and {ours!r} now"
-    return (
-        f"there are {len(a)} rows kept and {len(b)} now"
-        if len(a) != len(b)
-        else "only in how values are written"
-    )
+    return f"there are {len(a)} rows kept and {len(b)} now" if len(a) != len(b) else "only in how values are written"
 
 
 def compare(a: pd.DataFrame, b: pd.DataFrame) -> Difference:
@@ -113,9 +109,7 @@ def _changed_texts(both: pd.DataFrame, column: str, keys: list[str]) -> list[str
         return []
     first = changed.iloc[0]
     before, after = (str(first[name])[:24] for name in (column, f"{column} of b"))
-    return [
-        f"{column} differs in {len(changed)} rows, the first {before!r} -> {after!r} with {_where(first, keys)}"
-    ]
+    return [f"{column} differs in {len(changed)} rows, the first {before!r} -> {after!r} with {_where(first, keys)}"]
 
 
 def _moved(both: pd.DataFrame, keys: list[str], values: list[str]) -> Iterator[Moved]:
@@ -126,9 +120,7 @@ def _moved(both: pd.DataFrame, keys: list[str], values: list[str]) -> Iterator[M
     for _, group in groups:
         seeds = len(group) if "seed" in keys else 1
         for column in values:
-            pair = pd.DataFrame(
-                {"a": pd.to_numeric(group[column]), "b": pd.to_numeric(group[f"{column} of b"])}
-            )
+            pair = pd.DataFrame({"a": pd.to_numeric(group[column]), "b": pd.to_numeric(group[f"{column} of b"])})
             if (pair["a"].isna() != pair["b"].isna()).any():
                 yield Moved(column, _where(group.iloc[0], fixed), pair["a"].mean(), pair["b"].mean(), None)
                 continue

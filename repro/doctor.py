@@ -134,9 +134,7 @@ def collect() -> dict[str, Any]:
     facts: dict[str, Any] = {
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "platform": platform.platform(),
-        "cpu_cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1,
+        "cpu_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         "memory_bytes": memory_bytes(),
         "disk_free_bytes": shutil.disk_usage(ROOT).free,
         "project": {"folder": str(ROOT), "writable": os.access(ROOT, os.W_OK)},
@@ -158,13 +156,9 @@ def why_no_gpu(facts: dict[str, Any]) -> str | None:
     if "error" in torch:
         return f"torch: {torch['error']}"
     if torch["build"] == "CPU":
-        return (
-            "torch is the CPU build: remove .venv and run `make setup` where pip's index has the CUDA build"
-        )
+        return "torch is the CPU build: remove .venv and run `make setup` where pip's index has the CUDA build"
     if not torch["gpus"]:
-        return (
-            f"torch ({torch['build']}) cannot use driver {driver['version']}: too old, or its GPU is hidden"
-        )
+        return f"torch ({torch['build']}) cannot use driver {driver['version']}: too old, or its GPU is hidden"
     return None
 
 
@@ -193,12 +187,8 @@ def abilities(facts: dict[str, Any]) -> list[Ability]:
         ability("the real engine on the embedded model, CPU", no_model, "SmolLM2-135M-Instruct is there"),
         ability("Triton kernels under the interpreter", no_triton, "on the CPU: right, and slow"),
         ability("Triton kernels and measurements on a GPU", no_gpu or no_triton, named),
-        ability(
-            "notebooks in JupyterLab", basis if packages["jupyterlab"] else "no jupyterlab", "run `make lab`"
-        ),
-        ability(
-            "models and data sets from the hub", None if facts["hub"] else "not asked for (HUB=1)", "HUB=1"
-        ),
+        ability("notebooks in JupyterLab", basis if packages["jupyterlab"] else "no jupyterlab", "run `make lab`"),
+        ability("models and data sets from the hub", None if facts["hub"] else "not asked for (HUB=1)", "HUB=1"),
     ]
 
 

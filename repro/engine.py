@@ -1,8 +1,7 @@
 """The main loop: requests arrive, the scheduler decides, the executor runs, the clock moves.
 
-The engine is the only part that knows the time. With a VirtualClock it replays hours in seconds; with a WallClock the same
-loop serves for real.
-"""
+The engine is the only part that knows the time. With a VirtualClock it replays hours in seconds; with a WallClock the
+same loop serves for real."""
 
 from __future__ import annotations
 
@@ -92,8 +91,9 @@ class Observer:
 class Engine:
     """Runs a list of requests, sorted by arrival, to the end of the last one."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, clock: Clock | None = None,
-                 observers: Iterable[Observer] = ()) -> None:
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, clock: Clock | None = None, observers: Iterable[Observer] = ()
+    ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.clock = clock or VirtualClock()
@@ -107,7 +107,8 @@ class Engine:
         return outcome
 
     def run(self, requests: Iterable[Request], until_s: float = math.inf) -> list[Outcome]:
-        """Outcomes of the requests that have arrived, in their order; at `until_s` whatever still runs is left unfinished.
+        """Outcomes of the requests that have arrived, in their order; at `until_s` whatever still runs is left
+        unfinished.
 
         UserError if a request can never fit, when its turn comes.
         """

@@ -48,9 +48,7 @@ def prepare_environment(environ: MutableMapping[str, str], private: bool = True)
             environ.setdefault(name, "1")
     environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    environ.setdefault(
-        "JUPYTER_PREFER_ENV_PATH", "1"
-    )  # this environment's kernel, not the home's of the same name
+    environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # this environment's kernel, not the home's of the same name
     home_is_writable = is_writable(Path(os.path.expanduser("~")))
     if private or not home_is_writable:
         cache = Path(environ.get("REPRO_RESULTS_DIR") or ROOT / "results").resolve() / ".cache"

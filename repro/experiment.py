@@ -93,9 +93,7 @@ def _study(stem: str) -> ModuleType:
         raise UserError(f"experiment {stem!r} has a parameter file but no module {package}.{stem}") from None
     missing = [name for name in _STUDY_NAMES if not hasattr(study, name)]
     if missing:
-        raise UserError(
-            f"{study.__file__} must define {', '.join(_STUDY_NAMES)}; missing: {', '.join(missing)}"
-        )
+        raise UserError(f"{study.__file__} must define {', '.join(_STUDY_NAMES)}; missing: {', '.join(missing)}")
     return study
 
 
@@ -140,12 +138,7 @@ class Run:
                 dict(point.arguments),
                 point.weight,
                 point.alone,
-                {
-                    "function": identity.function,
-                    "arguments": identity.arguments,
-                    "code": identity.code,
-                    "made": made,
-                },
+                {"function": identity.function, "arguments": identity.arguments, "code": identity.code, "made": made},
             )
             for key, (identity, point) in points.items()
             if key not in kept
@@ -185,12 +178,16 @@ class Run:
                 write_atomically(self.folders.figures / f"{name}.{file_format}", content)
             kept = {"rows": rows_file, "cheap": self._is_cheap(), "parameters": self._parameters()}
             write_atomically(self.folders.figures / f"{name}.json", provenance.pretty_json({**carried, **kept}))
-        self._update_manifest(figures={name: about["rows_hash"] for name in sorted(figures)})
+        self._update_manifest(figures=dict.fromkeys(sorted(figures), about["rows_hash"]))
         return figures
 
     def _is_cheap(self) -> bool:
-        """Whether checking a figure can begin with computing all points: it takes little, and gives the same rows again."""
-        return not self.measures_time and provenance.read_json(self.manifest_path).get("seconds_of_computing", math.inf) < CHEAP_S
+        """Whether checking a figure can begin with computing all points: it takes little, and gives the same rows
+        again."""
+        return (
+            not self.measures_time
+            and provenance.read_json(self.manifest_path).get("seconds_of_computing", math.inf) < CHEAP_S
+        )
 
     def judge(self, rows: pd.DataFrame) -> pd.DataFrame:
         """The study's verdicts on the paper's claims, merged into claims.json beside the figures."""
@@ -230,17 +227,11 @@ class Run:
         about = self._about(rows)
         del about["parameters"]
         about["traces"] = _hash(about["traces"])
-        manifest = provenance.read_json(
-            self.manifest_path
-        )  # of other rows we do not know the code that made them
-        about["code_hash"] = (
-            manifest.get("code_hash") if manifest.get("rows_hash") == about["rows_hash"] else None
-        )
+        manifest = provenance.read_json(self.manifest_path)  # of other rows we do not know the code that made them
+        about["code_hash"] = manifest.get("code_hash") if manifest.get("rows_hash") == about["rows_hash"] else None
         return about
 
-    def _write_results(
-        self, rows: pd.DataFrame, contents: list[dict[str, Any]], made: dict[str, Any]
-    ) -> None:
+    def _write_results(self, rows: pd.DataFrame, contents: list[dict[str, Any]], made: dict[str, Any]) -> None:
         write_atomically(self.folders.of_results(self.stem) / "rows.csv", provenance.rows_csv(rows))
         machines = {provenance.canonical_json(content["made"]): content["made"] for content in contents}
         code = sorted({content["code"] for content in contents})

@@ -47,9 +47,7 @@ def identify(function: Any, arguments: Mapping[str, Any], sources: Sources | Non
     """
     collector = _Collector(sources or Sources())
     described = collector.describe(function, "function")
-    content = {
-        name: collector.describe(value, f"argument {name!r}") for name, value in sorted(arguments.items())
-    }
+    content = {name: collector.describe(value, f"argument {name!r}") for name, value in sorted(arguments.items())}
     code = sha256_text(canonical_json([described, collector.code()]))
     name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(function))}"
     return Identity(sha256_text(canonical_json([code, content])), code, name, content)
@@ -86,9 +84,7 @@ class _Collector:
         if isinstance(value, (set, frozenset)):
             return {"set": sorted((self.describe(item, where) for item in value), key=canonical_json)}
         if isinstance(value, functools.partial):
-            return {
-                "partial": [self.describe(part, where) for part in (value.func, value.args, value.keywords)]
-            }
+            return {"partial": [self.describe(part, where) for part in (value.func, value.args, value.keywords)]}
         if inspect.ismodule(value):
             self._roots.add((value.__name__, ""))
             return {"module": value.__name__}
@@ -109,10 +105,7 @@ class _Collector:
     def _definition(self, thing: Any, where: str) -> dict[str, Any]:
         """A function or class: its name, and what its name alone does not say."""
         thing = inspect.unwrap(thing) if inspect.isfunction(thing) else thing
-        module, name = (
-            getattr(thing, "__module__", None) or "builtins",
-            getattr(thing, "__qualname__", repr(thing)),
-        )
+        module, name = (getattr(thing, "__module__", None) or "builtins", getattr(thing, "__qualname__", repr(thing)))
         described: dict[str, Any] = {"name": f"{module}.{name}"}
         if id(thing) in self._open:
             return described

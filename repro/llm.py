@@ -138,9 +138,7 @@ class LLM:
                     f"max_model_len = {max_model_len}: {loaded.config.name} takes from 1 to "
                     f"{loaded.config.max_model_len}"
                 )
-            loaded = dataclasses.replace(
-                loaded, config=dataclasses.replace(loaded.config, max_model_len=max_model_len)
-            )
+            loaded = dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, max_model_len=max_model_len))
         self.loaded, self.tokenizer = loaded, loaded.tokenizer
         config = loaded.config
         self.num_blocks = pool.blocks(config, block_size, loaded.device)
@@ -229,9 +227,7 @@ class LLM:
         if not isinstance(prompt, str):
             return list(prompt)
         if self.tokenizer is None:
-            raise UserError(
-                f"{self.loaded.config.name} has random weights and no tokenizer; give lists of token ids"
-            )
+            raise UserError(f"{self.loaded.config.name} has random weights and no tokenizer; give lists of token ids")
         return self.tokenizer(prompt)["input_ids"]
 
     def _result(self, prompt: str | list[int], state: RequestState, outcome: Outcome) -> RequestResult:
@@ -240,9 +236,7 @@ class LLM:
             text = self.tokenizer.decode(row.tokens, skip_special_tokens=True) if self.tokenizer else None
             score = row.cumulative_logprob / len(row.tokens) if state.beam_scores is not None else None
             samples.append(Sample(text, row.tokens, row.logprobs, "stop" if row.stopped else "length", score))
-        return RequestResult(
-            prompt if isinstance(prompt, str) else None, state.prompt.tolist(), samples, outcome
-        )
+        return RequestResult(prompt if isinstance(prompt, str) else None, state.prompt.tolist(), samples, outcome)
 
 
 @dataclass
@@ -267,9 +261,7 @@ class _Recorder(Observer):
 
     def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
         manager = engine.scheduler.manager
-        self.batch.append(
-            output.num_decode_seqs + sum(len(prefill.group.seqs) for prefill in output.prefills)
-        )
+        self.batch.append(output.num_decode_seqs + sum(len(prefill.group.seqs) for prefill in output.prefills))
         self.usage.append(1 - manager.num_free_blocks / manager.num_blocks)
         self._bar.update(len(self.executor.finished) - self._bar.n)
 

@@ -11,7 +11,6 @@ from repro.engine import Engine, Observer, Outcome
 from repro.memory.interface import MemoryUsage
 from repro.scheduler import SchedulerOutput
 
-
 #: parts of a pool, as in Fig. 2: the fields of MemoryUsage that add up to its total
 PIECES = ("token_states", "reserved", "internal", "rounding", "free")
 

@@ -76,9 +76,7 @@ def execute(run: Run, overrides: Mapping[str, Any]) -> Path:
             "memory: run with fewer worker processes (JOBS=1). Finished points are kept."
         ) from None
     except KeyboardInterrupt:
-        logging.getLogger("asyncio").setLevel(
-            logging.CRITICAL
-        )  # it would complain of the cell that was cut short
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it would complain of the cell that was cut short
         raise
     except OSError as error:
         raise UserError(
@@ -90,9 +88,7 @@ def execute(run: Run, overrides: Mapping[str, Any]) -> Path:
             os.replace(partial, executed)
     skipped = [cell for cell in read_notebook(executed) if cell.get("execution_count") is None]
     if skipped:
-        raise NotebookError(
-            f"{run.stem}: the notebook ended early, before {_first_line(skipped[0])!r}; see {executed}"
-        )
+        raise NotebookError(f"{run.stem}: the notebook ended early, before {_first_line(skipped[0])!r}; see {executed}")
     problems = problems_of_run(run.stem, run.folders)
     if problems:
         raise NotebookError(f"{run.stem}: the notebook ran, but {problems[0]}")
@@ -104,11 +100,7 @@ def read_notebook(path: Path) -> list[dict[str, Any]]:
     parameters."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        cells = [
-            cell
-            for cell in content["cells"]
-            if cell["cell_type"] == "code" and "".join(cell["source"]).strip()
-        ]
+        cells = [cell for cell in content["cells"] if cell["cell_type"] == "code" and "".join(cell["source"]).strip()]
         tags = [tag for cell in cells for tag in cell["metadata"].get("tags", [])]
     except FileNotFoundError:
         raise UserError(f"there is no notebook {path}") from None
@@ -183,12 +175,7 @@ class _Echo:
             if line.startswith(self._prefix):
                 live = self._stream.isatty()
                 running = live and line.endswith(("left", "yet"))  # overwritten by the next
-                print(
-                    f"\r{line}\x1b[K" if live else line,
-                    end="" if running else "\n",
-                    file=self._stream,
-                    flush=True,
-                )
+                print(f"\r{line}\x1b[K" if live else line, end="" if running else "\n", file=self._stream, flush=True)
 
     def flush(self) -> None:
         self._stream.flush()

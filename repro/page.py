@@ -20,8 +20,14 @@ from repro import claims, page_assets, paths, provenance
 from repro.claims.rules import Tree, Verdict, at, deviation, leaves
 from repro.errors import UserError
 
-_SHOWN = [Verdict.REPRODUCED, Verdict.DIFFERS, Verdict.CONTRADICTORY, Verdict.REPORTED, Verdict.CALIBRATION,
-          Verdict.NOT_RUN]
+_SHOWN = [
+    Verdict.REPRODUCED,
+    Verdict.DIFFERS,
+    Verdict.CONTRADICTORY,
+    Verdict.REPORTED,
+    Verdict.CALIBRATION,
+    Verdict.NOT_RUN,
+]
 _MEANING = {
     Verdict.REPRODUCED: "ours meets the claim's rule",
     Verdict.DIFFERS: "ours misses it",
@@ -40,14 +46,20 @@ def build(figures_dir: Path, results_dir: Path) -> Path:
     figures = _figures(figures_dir)
     stems = sorted({*figures, *manifests} - {""}, key=paths.reading_order) + ([""] if "" in figures else [])
     links = {stem: _notebook_links(stem, figures_dir, results_dir) for stem in stems}
-    sections = [_experiment(stem, figures.get(stem, []), manifests.get(stem, {}), links[stem], entries)
-                for stem in stems]
+    sections = [
+        _experiment(stem, figures.get(stem, []), manifests.get(stem, {}), links[stem], entries) for stem in stems
+    ]
     text = page_assets.PAGE.format(
-        style=page_assets.STYLE, script=page_assets.SCRIPT, summary=_summary(entries),
-        contents="".join(f'<a href="#{escape(stem or "other")}">{escape(_title(stem, manifests.get(stem, {})))}</a>'
-                         for stem in stems),
+        style=page_assets.STYLE,
+        script=page_assets.SCRIPT,
+        summary=_summary(entries),
+        contents="".join(
+            f'<a href="#{escape(stem or "other")}">{escape(_title(stem, manifests.get(stem, {})))}</a>'
+            for stem in stems
+        ),
         experiments="\n".join(sections) or "<p>No experiment has been drawn yet: run <code>make reproduce</code>.</p>",
-        ledger="\n".join(_ledger_row(entry, links) for entry in entries), machines=_machines(manifests),
+        ledger="\n".join(_ledger_row(entry, links) for entry in entries),
+        machines=_machines(manifests),
     )
     path = figures_dir / "index.html"
     figures_dir.mkdir(parents=True, exist_ok=True)
@@ -90,26 +102,43 @@ def _study(stem: str) -> object:
 
 def _notebook_links(stem: str, figures_dir: Path, results_dir: Path) -> str:
     """Links to the experiment's notebook and to its executed copy, where they exist."""
-    candidates = [("notebook", paths.folders().notebooks / f"{stem}.ipynb"),
-                  ("executed notebook", results_dir / stem / f"{stem}.ipynb")]
-    return " ".join(f'<a href="{escape(Path(os.path.relpath(path, figures_dir)).as_posix())}">{name}</a>'
-                    for name, path in candidates if stem and path.exists())
+    candidates = [
+        ("notebook", paths.folders().notebooks / f"{stem}.ipynb"),
+        ("executed notebook", results_dir / stem / f"{stem}.ipynb"),
+    ]
+    return " ".join(
+        f'<a href="{escape(Path(os.path.relpath(path, figures_dir)).as_posix())}">{name}</a>'
+        for name, path in candidates
+        if stem and path.exists()
+    )
 
 
-def _experiment(stem: str, figures: list[tuple[str, dict[str, Any]]], manifest: Mapping[str, Any], links: str,
-                entries: list[dict[str, Any]]) -> str:
+def _experiment(
+    stem: str,
+    figures: list[tuple[str, dict[str, Any]]],
+    manifest: Mapping[str, Any],
+    links: str,
+    entries: list[dict[str, Any]],
+) -> str:
     captions = getattr(_study(stem), "CAPTION", {})
     judged = [entry for entry in entries if stem and stem in (entry["experiment"] or "").split(", ")]
-    verdicts = " ".join(f'<a class="v {_css(entry["verdict"])}" href="#claim-{escape(entry["id"])}" '
-                        f'title="{escape(entry["verdict"])}">{escape(entry["id"])}</a>' for entry in judged)
+    verdicts = " ".join(
+        f'<a class="v {_css(entry["verdict"])}" href="#claim-{escape(entry["id"])}" '
+        f'title="{escape(entry["verdict"])}">{escape(entry["id"])}</a>'
+        for entry in judged
+    )
     shown = "\n".join(
         f'<figure><a href="{name}.svg"><img src="{name}.svg" alt="{escape(captions.get(name, name))}" '
         f'loading="lazy"></a><figcaption>{_badge(embedded)} {escape(captions.get(name, ""))} '
         f'<span class="links"><a href="{name}.svg">SVG</a> <a href="{name}.png">PNG</a></span></figcaption></figure>'
-        for name, embedded in figures)
-    return (f'<section id="{escape(stem or "other")}"><h3>{escape(_title(stem, manifest))}</h3>'
-            f'<p class="links">{f"<code>{escape(stem)}</code>" if stem else ""} {links}</p>{shown}'
-            + (f'<p class="judged">Verdicts: {verdicts}</p>' if judged else "") + "</section>")
+        for name, embedded in figures
+    )
+    return (
+        f'<section id="{escape(stem or "other")}"><h3>{escape(_title(stem, manifest))}</h3>'
+        f'<p class="links">{f"<code>{escape(stem)}</code>" if stem else ""} {links}</p>{shown}'
+        + (f'<p class="judged">Verdicts: {verdicts}</p>' if judged else "")
+        + "</section>"
+    )
 
 
 def _badge(embedded: Mapping[str, Any]) -> str:
@@ -125,11 +154,14 @@ def _badge(embedded: Mapping[str, Any]) -> str:
 
 def _summary(entries: list[dict[str, Any]]) -> str:
     counts = Counter(entry["verdict"] for entry in entries)
-    bar = "".join(f'<span class="{_css(verdict)}" style="flex:{counts[verdict]}"></span>'
-                  for verdict in _SHOWN if counts[verdict])
+    bar = "".join(
+        f'<span class="{_css(verdict)}" style="flex:{counts[verdict]}"></span>' for verdict in _SHOWN if counts[verdict]
+    )
     buttons = "".join(
         f'<button class="v {_css(verdict)}" data-verdict="{verdict}" title="{_MEANING[verdict]}">'
-        f'<b>{counts[verdict]}</b> {verdict}</button>' for verdict in _SHOWN)
+        f"<b>{counts[verdict]}</b> {verdict}</button>"
+        for verdict in _SHOWN
+    )
     return f'<div class="bar">{bar}</div><div class="counts"><b>{len(entries)}</b> claims: {buttons}</div>'
 
 
@@ -162,20 +194,26 @@ def _ledger_row(entry: Mapping[str, Any], links: Mapping[str, str]) -> str:
         values = _key_table(entry)
         cells = f'<td colspan="2" data-label="">{values}</td>'
     else:
-        cells = (f'<td class="n" data-label="paper">{_number(paper)}</td>'
-                 f'<td class="n" data-label="ours">{_ours(ours, interval)}</td>')
-    sources = "<br>".join(f'<a href="#{escape(stem)}">{escape(stem)}</a> '
-                          f'<span class="links">{links.get(stem, "")}</span>'
-                          for stem in (entry["experiment"] or "").split(", ") if stem)
-    printed = f' Printed: {escape(entry["printed"])}.' if entry["printed"] else ""
+        cells = (
+            f'<td class="n" data-label="paper">{_number(paper)}</td>'
+            f'<td class="n" data-label="ours">{_ours(ours, interval)}</td>'
+        )
+    sources = "<br>".join(
+        f'<a href="#{escape(stem)}">{escape(stem)}</a> <span class="links">{links.get(stem, "")}</span>'
+        for stem in (entry["experiment"] or "").split(", ")
+        if stem
+    )
+    printed = f" Printed: {escape(entry['printed'])}." if entry["printed"] else ""
     note = f'<p class="note">{escape(entry["note"])}</p>' if entry["note"] else ""
-    return (f'<tr id="claim-{escape(entry["id"])}" data-verdict="{entry["verdict"]}">'
-            f'<td data-label=""><b>{escape(entry["says"])}</b> <span class="unit">[{escape(entry["unit"])}]</span>'
-            f'<p class="note"><code>{escape(entry["id"])}</code> · {escape(entry["where"])} · {entry["kind"]}</p></td>'
-            f'{cells}<td data-label="verdict"><span class="v {_css(entry["verdict"])}">{entry["verdict"]}</span>'
-            f' <span class="note">{entry["evidence"] or ""}</span></td>'
-            f'<td data-label=""><p class="note">Rule: {escape(entry["rule"])}.{printed}</p>{note}'
-            f'<p class="note">{sources}</p></td></tr>')
+    return (
+        f'<tr id="claim-{escape(entry["id"])}" data-verdict="{entry["verdict"]}">'
+        f'<td data-label=""><b>{escape(entry["says"])}</b> <span class="unit">[{escape(entry["unit"])}]</span>'
+        f'<p class="note"><code>{escape(entry["id"])}</code> · {escape(entry["where"])} · {entry["kind"]}</p></td>'
+        f'{cells}<td data-label="verdict"><span class="v {_css(entry["verdict"])}">{entry["verdict"]}</span>'
+        f' <span class="note">{entry["evidence"] or ""}</span></td>'
+        f'<td data-label=""><p class="note">Rule: {escape(entry["rule"])}.{printed}</p>{note}'
+        f'<p class="note">{sources}</p></td></tr>'
+    )
 
 
 def _key_table(entry: Mapping[str, Any]) -> str:
@@ -189,11 +227,15 @@ def _key_table(entry: Mapping[str, Any]) -> str:
         apart = "" if distance is None or abs(distance) < 0.05 else f"{distance:+.1f} %"
         word = "" if verdict in (Verdict.REPRODUCED, Verdict.NOT_RUN) else verdict.split()[0]
         name = _key_name(entry["paper"], path)
-        rows.append(f'<tr class="{_css(verdict)}-key" title="{escape(verdict)}"><th>{escape(name)}</th>'
-                    f'<td class="n">{_number(paper)}</td><td class="n">{_ours(ours, at(entry["interval"], path))}</td>'
-                    f'<td class="n apart">{apart} {word}</td></tr>')
-    table = ('<table class="keys"><tr><th></th><th class="n">paper</th><th class="n">ours</th><th></th></tr>'
-             f'{"".join(rows)}</table>')
+        rows.append(
+            f'<tr class="{_css(verdict)}-key" title="{escape(verdict)}"><th>{escape(name)}</th>'
+            f'<td class="n">{_number(paper)}</td><td class="n">{_ours(ours, at(entry["interval"], path))}</td>'
+            f'<td class="n apart">{apart} {word}</td></tr>'
+        )
+    table = (
+        '<table class="keys"><tr><th></th><th class="n">paper</th><th class="n">ours</th><th></th></tr>'
+        f"{''.join(rows)}</table>"
+    )
     return table if len(keys) <= _FEW_KEYS else f"<details><summary>{len(keys)} values</summary>{table}</details>"
 
 
@@ -220,17 +262,28 @@ def _machines(manifests: Mapping[str, Mapping[str, Any]]) -> str:
     rows = []
     for stem, manifest in manifests.items():
         for machine in manifest.get("computed_by", []):
-            libraries = ", ".join(f"{name} {version}" for name, version in machine.get("libraries", {}).items()
-                                  if version)
+            libraries = ", ".join(
+                f"{name} {version}" for name, version in machine.get("libraries", {}).items() if version
+            )
             changes = " + changes" if machine.get("uncommitted_changes") else ""
             commit = (machine.get("commit") or "unknown")[:10] + changes
             hardware = f"{machine.get('cpu')}, {machine.get('cores')} cores" + "".join(
-                f", {gpu}" for gpu in machine.get("gpus") or [])
-            cells = (stem, manifest.get("points"), manifest.get("seconds_of_computing"), hardware,
-                     f"Python {machine.get('python')}, {libraries}", commit,
-                     (machine.get("utc") or "")[:16].replace("T", " "))
-            rows.append("<tr>" + "".join(f'<td data-label="{name}">{escape(str(value))}</td>'
-                                         for name, value in zip(columns, cells)) + "</tr>")
+                f", {gpu}" for gpu in machine.get("gpus") or []
+            )
+            cells = (
+                stem,
+                manifest.get("points"),
+                manifest.get("seconds_of_computing"),
+                hardware,
+                f"Python {machine.get('python')}, {libraries}",
+                commit,
+                (machine.get("utc") or "")[:16].replace("T", " "),
+            )
+            rows.append(
+                "<tr>"
+                + "".join(f'<td data-label="{name}">{escape(str(value))}</td>' for name, value in zip(columns, cells))
+                + "</tr>"
+            )
     if not rows:
         return "<p>No manifests: nothing has been run here.</p>"
     head = "".join(f"<th>{name}</th>" for name in columns)

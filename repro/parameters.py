@@ -23,13 +23,7 @@ import yaml
 from repro.errors import UserError
 
 _SECTIONS = ("title", "params", "smoke")
-_WORDS = {
-    int: "a whole number",
-    float: "a finite number",
-    str: "text",
-    bool: "true or false",
-    Path: "a file name",
-}
+_WORDS = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", Path: "a file name"}
 
 
 class _Loader(yaml.SafeLoader):
@@ -54,11 +48,7 @@ def parse_yaml(text: str, source: str) -> Any:
     except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
-        cause = (
-            getattr(error, "problem", None) or str(error).splitlines()[0]
-            if str(error)
-            else type(error).__name__
-        )
+        cause = getattr(error, "problem", None) or str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{source}{where}: not valid YAML: {cause}") from error
 
 

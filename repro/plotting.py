@@ -60,8 +60,16 @@ LABEL: Mapping[str, str] = {
     "orca-max": "Orca (Max)",
     "faster-transformer": "FasterTransformer",
 }
-_OTHERS = (Style("#56B4E9", "P"), Style("#4D4D4D", "X"), Style("#882255", "<"), Style("#117733", ">"),
-           Style("#999933", "p"), Style("#332288", "h"), Style("#AA4499", "*"), Style("#661100", "d"))
+_OTHERS = (
+    Style("#56B4E9", "P"),
+    Style("#4D4D4D", "X"),
+    Style("#882255", "<"),
+    Style("#117733", ">"),
+    Style("#999933", "p"),
+    Style("#332288", "h"),
+    Style("#AA4499", "*"),
+    Style("#661100", "d"),
+)
 
 # Dashed is what no clock measured, solid is what one did; recorded runs carry a dark rim. The paper's own is hollow.
 _LINE = {
@@ -83,8 +91,12 @@ PIECES: Mapping[str, tuple[str, str, str]] = {
     "rounding": ("external & others: rounding to a power of two", "#8E9AAF", "////"),
     "free": ("external & others: free or lost", "#8E9AAF", ""),
 }
-_PAPER_PIECE = {"token states": "token_states", "reservation": "reserved", "internal": "internal",
-                "external & others": "free"}
+_PAPER_PIECE = {
+    "token states": "token_states",
+    "reservation": "reserved",
+    "internal": "internal",
+    "external & others": "free",
+}
 
 
 def styles(systems: Iterable[str]) -> dict[str, Style]:
@@ -101,18 +113,36 @@ def label(system: str) -> str:
 @contextmanager
 def house() -> Iterator[None]:
     """The look of every figure; also usable as a decorator. Leaves matplotlib's global settings as they were."""
-    with seaborn.axes_style("ticks"), seaborn.plotting_context("paper", font_scale=1.15), matplotlib.rc_context({
-        "font.family": "DejaVu Sans",  # comes with matplotlib: the same letters on every machine
-        "axes.grid": True, "grid.color": "#E6E6E6", "grid.linewidth": 0.7, "axes.axisbelow": True,
-        "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10.5, "axes.titleweight": "bold",
-        "axes.edgecolor": "#888888", "hatch.linewidth": 0.6, "legend.frameon": False,
-        "axes.labelsize": 10, "xtick.labelsize": 9, "ytick.labelsize": 9, "figure.dpi": 130,
-    }):
+    with (
+        seaborn.axes_style("ticks"),
+        seaborn.plotting_context("paper", font_scale=1.15),
+        matplotlib.rc_context(
+            {
+                "font.family": "DejaVu Sans",  # comes with matplotlib: the same letters on every machine
+                "axes.grid": True,
+                "grid.color": "#E6E6E6",
+                "grid.linewidth": 0.7,
+                "axes.axisbelow": True,
+                "axes.spines.top": False,
+                "axes.spines.right": False,
+                "axes.titlesize": 10.5,
+                "axes.titleweight": "bold",
+                "axes.edgecolor": "#888888",
+                "hatch.linewidth": 0.6,
+                "legend.frameon": False,
+                "axes.labelsize": 10,
+                "xtick.labelsize": 9,
+                "ytick.labelsize": 9,
+                "figure.dpi": 130,
+            }
+        ),
+    ):
         yield
 
 
-def panels(titles: Sequence[str], columns: int = 3, width: float = 3.4, height: float = 2.7,
-           **options: object) -> tuple[Figure, list[Axes]]:
+def panels(
+    titles: Sequence[str], columns: int = 3, width: float = 3.4, height: float = 2.7, **options: object
+) -> tuple[Figure, list[Axes]]:
     """A figure with one titled panel (inches) per title, row by row; `options` go to `Figure.subplots`."""
     columns = min(columns, len(titles))
     rows = -(-len(titles) // columns)
@@ -120,13 +150,19 @@ def panels(titles: Sequence[str], columns: int = 3, width: float = 3.4, height: 
     axes = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
     for axis, title in zip(axes, titles):
         axis.set_title(title)
-    for unused in axes[len(titles):]:
+    for unused in axes[len(titles) :]:
         unused.remove()
-    return figure, axes[:len(titles)]
+    return figure, axes[: len(titles)]
 
 
-def curves(axis: Axes, rows: pd.DataFrame, x: str, y: str, by: str = "system",
-           paper: Mapping[str, Sequence[tuple[float, float]]] | None = None) -> None:
+def curves(
+    axis: Axes,
+    rows: pd.DataFrame,
+    x: str,
+    y: str,
+    by: str = "system",
+    paper: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+) -> None:
     """One curve for each `by` and kind of evidence: mean over the seeds, with a band from the least to the most.
 
     `paper` maps a system to the paper's points [(x, y)], drawn hollow around ours.
@@ -141,16 +177,23 @@ def curves(axis: Axes, rows: pd.DataFrame, x: str, y: str, by: str = "system",
         axis.plot(spread.index, spread["mean"], color=color, marker=marker, zorder=3, **_LINE[evidence])
 
 
-def bars(axis: Axes, rows: pd.DataFrame, y: str, by: str = "system",
-         paper: Mapping[str, float] | None = None, digits: int = 1) -> None:
+def bars(
+    axis: Axes,
+    rows: pd.DataFrame,
+    y: str,
+    by: str = "system",
+    paper: Mapping[str, float] | None = None,
+    digits: int = 1,
+) -> None:
     """One bar for each `by`: mean over the rows, a whisker from the least to the most, the paper's hollow beside it."""
     looks = styles(rows[by])
     for place, (system, group) in enumerate(rows.groupby(by, sort=False)):
         values = group[y]
         mean = values.mean()
         axis.bar(place - 0.2, mean, 0.38, **_bar_look(looks[system].color, group))
-        axis.errorbar(place - 0.2, mean, [[mean - values.min()], [values.max() - mean]], color="black", linewidth=1,
-                      capsize=2.5)
+        axis.errorbar(
+            place - 0.2, mean, [[mean - values.min()], [values.max() - mean]], color="black", linewidth=1, capsize=2.5
+        )
         _number_above(axis, f"{mean:.{digits}f}", place - 0.2, values.max(), "black")
         if paper and system in paper:
             axis.bar(place + 0.2, paper[system], 0.38, facecolor="none", edgecolor=looks[system].color, linewidth=1.3)
@@ -162,20 +205,30 @@ def _number_above(axis: Axes, text: str, x: float, y: float, color: str) -> None
     axis.annotate(text, (x, y), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=8, color=color)
 
 
-def memory_bars(axis: Axes, rows: pd.DataFrame, by: str = "system",
-                paper: Mapping[str, Mapping[str, float]] | None = None,
-                beside: Mapping[str, Mapping[str, float]] | None = None) -> None:
+def memory_bars(
+    axis: Axes,
+    rows: pd.DataFrame,
+    by: str = "system",
+    paper: Mapping[str, Mapping[str, float]] | None = None,
+    beside: Mapping[str, Mapping[str, float]] | None = None,
+) -> None:
     """Fig. 2: what the pool holds, stacked to 100 %; the paper's bar hollow to the right of ours.
 
     `rows` have the columns of `PIECES`, in % of the pool; `paper` is ``repro.paper.figure("fig2")``, or `beside` has
-    other shares of the same columns to be drawn hollow. The whisker shows the least and the most token states over the rows.
-    """
+    other shares of the same columns to be drawn hollow. The whisker shows the least and the most token states over the
+    rows."""
     looks = styles(rows[by])
     for place, (system, group) in enumerate(rows.groupby(by, sort=False)):
         _stack(axis, place - 0.21, {piece: group[piece].mean() for piece in PIECES}, hollow=False)
         states = group["token_states"]
-        axis.errorbar(place - 0.33, states.mean(), [[states.mean() - states.min()], [states.max() - states.mean()]],
-                      color="black", linewidth=1, capsize=2.5)
+        axis.errorbar(
+            place - 0.33,
+            states.mean(),
+            [[states.mean() - states.min()], [states.max() - states.mean()]],
+            color="black",
+            linewidth=1,
+            capsize=2.5,
+        )
         if paper and system in paper:
             theirs = {_PAPER_PIECE[name]: share for name, share in paper[system].items()}
             _stack(axis, place + 0.21, theirs, hollow=True)
@@ -191,21 +244,35 @@ def _stack(axis: Axes, x: float, shares: Mapping[str, float], hollow: bool) -> N
         if share == 0:
             continue
         _, color, hatch = PIECES[piece]
-        look = dict(facecolor="none", edgecolor=color, linewidth=1.4) if hollow else dict(
-            facecolor=color, edgecolor="white", linewidth=0.6, hatch=hatch)
+        look = (
+            dict(facecolor="none", edgecolor=color, linewidth=1.4)
+            if hollow
+            else dict(facecolor=color, edgecolor="white", linewidth=0.6, hatch=hatch)
+        )
         inset = 0.35 if hollow and share > 1 else 0.0  # keeps the outlines of neighbours apart
         axis.bar(x, share - 2 * inset, 0.39, bottom=bottom + inset, **look)
         if share >= 4.5:
-            axis.text(x, bottom + share / 2, f"{share:.1f}", ha="center", va="center", fontsize=7.5,
-                      color=_GREY if hollow else "white", fontweight="normal" if hollow else "bold",
-                      bbox=dict(facecolor=color, edgecolor="none", pad=1.2) if hatch else None)
+            axis.text(
+                x,
+                bottom + share / 2,
+                f"{share:.1f}",
+                ha="center",
+                va="center",
+                fontsize=7.5,
+                color=_GREY if hollow else "white",
+                fontweight="normal" if hollow else "bold",
+                bbox=dict(facecolor=color, edgecolor="none", pad=1.2) if hatch else None,
+            )
         bottom += share
 
 
 def _bar_look(color: str, group: pd.DataFrame) -> dict[str, object]:
     clocked = group["evidence"].isin(["measured", "recorded"]).all()
-    return dict(color=color, edgecolor="black", linewidth=0.8) if clocked else dict(
-        color=color, alpha=0.75, edgecolor=color, linewidth=0.8, linestyle="--")
+    return (
+        dict(color=color, edgecolor="black", linewidth=0.8)
+        if clocked
+        else dict(color=color, alpha=0.75, edgecolor=color, linewidth=0.8, linestyle="--")
+    )
 
 
 def _name_systems(axis: Axes, looks: Mapping[str, Style]) -> None:
@@ -215,25 +282,29 @@ def _name_systems(axis: Axes, looks: Mapping[str, Style]) -> None:
 
 def legend(figure: Figure, rows: pd.DataFrame, by: str = "system", with_paper: bool = False) -> None:
     """One legend above the panels: the systems, then the line style of each kind of evidence that the rows have."""
-    handles = [Line2D([], [], color=style.color, marker=style.marker, linewidth=2, markersize=6, label=label(system))
-               for system, style in styles(rows[by]).items()]
-    handles += [Line2D([], [], color=_GREY, marker="o", label=kind, **_LINE[kind])
-                for kind in dict.fromkeys(rows["evidence"])]
+    handles = [
+        Line2D([], [], color=style.color, marker=style.marker, linewidth=2, markersize=6, label=label(system))
+        for system, style in styles(rows[by]).items()
+    ]
+    handles += [
+        Line2D([], [], color=_GREY, marker="o", label=kind, **_LINE[kind]) for kind in dict.fromkeys(rows["evidence"])
+    ]
     if with_paper:
         handles.append(Line2D([], [], color=_GREY, marker="o", label="the paper", **_PAPER))
     lines = -(-len(handles) // max(1, int(figure.get_figwidth() / 1.7)))
-    figure.legend(handles=handles, loc="outside upper center", ncols=-(-len(handles) // lines), handlelength=2.4,
-                  fontsize=9)
+    figure.legend(
+        handles=handles, loc="outside upper center", ncols=-(-len(handles) // lines), handlelength=2.4, fontsize=9
+    )
 
 
 def memory_legend(figure: Figure, with_paper: bool = False) -> None:
     """The legend of `memory_bars`."""
-    handles = [Patch(facecolor=color, edgecolor="white", hatch=hatch, label=text)
-               for text, color, hatch in PIECES.values()]
+    handles = [
+        Patch(facecolor=color, edgecolor="white", hatch=hatch, label=text) for text, color, hatch in PIECES.values()
+    ]
     if with_paper:
         handles.append(Patch(facecolor="none", edgecolor=_GREY, linewidth=1.4, label="the paper"))
-    figure.legend(handles=handles, loc="outside upper center", ncols=2 if figure.get_figwidth() < 9 else 3,
-                  fontsize=9)
+    figure.legend(handles=handles, loc="outside upper center", ncols=2 if figure.get_figwidth() < 9 else 3, fontsize=9)
 
 
 def provenance(rows: pd.DataFrame, with_paper: bool = False) -> str:

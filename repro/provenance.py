@@ -147,13 +147,7 @@ def figure_bytes(figure: Figure, file_format: str, embedded: Mapping[str, Any]) 
     notes = (
         {"Description": text, "Software": None}
         if file_format == "png"
-        else {
-            "Description": text,
-            "Creator": None,
-            "Date": None,
-            "Format": None,
-            "Type": None,
-        }
+        else {"Description": text, "Creator": None, "Date": None, "Format": None, "Type": None}
     )
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "repro", "svg.fonttype": "path"}):
@@ -173,9 +167,7 @@ def read_embedded(path: Path) -> dict[str, Any]:
             with Image.open(path) as image:
                 text = image.text.get("Description")
         else:
-            found = re.search(
-                r"<dc:description>(.*?)</dc:description>", path.read_text(encoding="utf-8"), re.DOTALL
-            )
+            found = re.search(r"<dc:description>(.*?)</dc:description>", path.read_text(encoding="utf-8"), re.DOTALL)
             text = unescape(found.group(1)) if found else None
         embedded = json.loads(text) if text else None
     except FileNotFoundError:

@@ -34,7 +34,7 @@ from repro.store import PointStore, check_rows, leftovers, temporary_name, write
 
 _IN_FLIGHT = "in-flight"
 #: Several workers share the cores, so none of them may start threads of its own.
-_ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 class PointError(RuntimeError):
@@ -142,10 +142,7 @@ def _compute_together(
 def _pool(workers: int, alone: bool) -> Iterator[ProcessPoolExecutor]:
     """Fresh worker processes, which are ended at once if the block is left by an exception."""
     pool = ProcessPoolExecutor(
-        max_workers=workers,
-        initializer=_follow_parent,
-        initargs=(os.getpid(),),
-        env={} if alone else _ONE_THREAD,
+        max_workers=workers, initializer=_follow_parent, initargs=(os.getpid(),), env={} if alone else _ONE_THREAD
     )
     with _interrupts_ignored():
         pool.submit(os.getpid)  # starts all workers
@@ -249,9 +246,7 @@ def _raise(failures: list[Failure], total: int) -> None:
         return
     first = failures[0]
     others = (
-        f" ({len(failures)} of {total} points failed, this is the first; finished points are kept)"
-        if total > 1
-        else ""
+        f" ({len(failures)} of {total} points failed, this is the first; finished points are kept)" if total > 1 else ""
     )
     if all(failure.kind == "user" for failure in failures):
         raise UserError(f"{first.label}: {first.cause}{others}")

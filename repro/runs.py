@@ -49,16 +49,9 @@ def kept_runs(named: str) -> dict[str, KeptRun]:
     path = Path(named)
     if path.is_file():
         name = path.resolve().parent.name if path.name == "rows.csv" else path.stem
-        beside = (
-            _results(path.parent)
-            if path.name == "rows.csv"
-            else _figures(path.parent.iterdir(), Path.read_bytes)
-        )
+        beside = _results(path.parent) if path.name == "rows.csv" else _figures(path.parent.iterdir(), Path.read_bytes)
         return {name: KeptRun(read_rows(path), beside[name].about if name in beside else {})}
-    if path.is_dir():
-        found = _results(path) or _figures(path.iterdir(), Path.read_bytes)
-    else:
-        found = _of_commit(named)
+    found = _results(path) or _figures(path.iterdir(), Path.read_bytes) if path.is_dir() else _of_commit(named)
     if not found:
         raise UserError(
             f"{named} holds no rows: name a rows.csv, a folder of results or figures, or a commit with figures"
@@ -69,9 +62,7 @@ def kept_runs(named: str) -> dict[str, KeptRun]:
 def _results(folder: Path) -> dict[str, KeptRun]:
     files = sorted([*folder.glob("rows.csv"), *folder.glob("*/rows.csv")])
     return {
-        file.resolve().parent.name: KeptRun(
-            read_rows(file), _object(file.with_name("manifest.json"), Path.read_bytes)
-        )
+        file.resolve().parent.name: KeptRun(read_rows(file), _object(file.with_name("manifest.json"), Path.read_bytes))
         for file in files
     }
 

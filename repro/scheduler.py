@@ -24,7 +24,7 @@ from repro.sequence import Request, Sequence, SequenceGroup, Status
 
 class Batching(enum.Enum):
     ITERATION = "iteration"  # Orca and vLLM: requests join and leave between any two iterations
-    REQUEST = "request"      # FasterTransformer: a batch is formed, runs until all have finished, and returns together
+    REQUEST = "request"  # FasterTransformer: a batch is formed, runs until all have finished, and returns together
 
 
 class PreemptionMode(enum.Enum):
@@ -48,9 +48,11 @@ class SchedulerConfig:
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < 1:
             raise UserError(f"max_num_batched_tokens = {self.max_num_batched_tokens} must be at least 1, or None")
         if self.max_num_batched_tokens is not None and self.max_num_seqs > self.max_num_batched_tokens:
-            raise UserError(f"max_num_seqs = {self.max_num_seqs} is more than max_num_batched_tokens = "
-                            f"{self.max_num_batched_tokens}, but each running sequence takes a token of an iteration; lower "
-                            f"the first or raise the second")
+            raise UserError(
+                f"max_num_seqs = {self.max_num_seqs} is more than max_num_batched_tokens = "
+                f"{self.max_num_batched_tokens}, but each running sequence takes a token of an iteration; lower "
+                f"the first or raise the second"
+            )
 
 
 @dataclass(slots=True)
@@ -84,27 +86,30 @@ class SchedulerOutput:
 class Scheduler:
     """`add` requests; then per iteration `schedule`, run the output, `update`."""
 
-    def __init__(self, manager: KVCacheManager, config: SchedulerConfig = SchedulerConfig(),
-                 log: list[Event] | None = None) -> None:
+    def __init__(
+        self, manager: KVCacheManager, config: SchedulerConfig = SchedulerConfig(), log: list[Event] | None = None
+    ) -> None:
         if config.batching is Batching.REQUEST and manager.grows:
-            raise UserError("request-level batching computes finished members along, which would go on taking memory; it "
-                            "needs a manager that reserves everything at admission (contiguous), not a paged one")
+            raise UserError(
+                "request-level batching computes finished members along, which would go on taking memory; it "
+                "needs a manager that reserves everything at admission (contiguous), not a paged one"
+            )
         self.manager = manager
         self.config = config
         self.iteration = 0
         self.waiting: deque[SequenceGroup] = deque()
         self.running: dict[SequenceGroup, None] = {}  # in order of admission
-        self.swapped: list[SequenceGroup] = []        # in order of arrival
+        self.swapped: list[SequenceGroup] = []  # in order of arrival
         self.num_seqs = 0
         self.num_preemptions = 0
         self._log = log
         self._context_base = 0  # sum over running sequences of (stored tokens - iteration): a constant while they run
         self._due: list[dict[SequenceGroup, None]] = [{} for _ in range(manager.block_size)]
-        self._fresh: dict[SequenceGroup, None] = {}   # several sequences that share all, the last block too
-        self._beams: dict[SequenceGroup, None] = {}   # forks share last blocks at any time
+        self._fresh: dict[SequenceGroup, None] = {}  # several sequences that share all, the last block too
+        self._beams: dict[SequenceGroup, None] = {}  # forks share last blocks at any time
         self._finish_at: dict[int, dict[SequenceGroup, None]] = {}
-        self._finish_times: list[int] = []            # heap of the keys above
-        self._pending_ops: list[CacheOp] = []         # copies that belong to the next iteration
+        self._finish_times: list[int] = []  # heap of the keys above
+        self._pending_ops: list[CacheOp] = []  # copies that belong to the next iteration
 
     # Requests
 
@@ -113,15 +118,21 @@ class Scheduler:
         group = SequenceGroup(request)
         limit = self.config.max_num_batched_tokens
         if limit is not None and request.prompt_tokens > limit:
-            raise UserError(f"request {request.request_id}: its prompt of {request.prompt_tokens} tokens does not fit into an "
-                            f"iteration of max_num_batched_tokens = {limit}; raise that cap")
+            raise UserError(
+                f"request {request.request_id}: its prompt of {request.prompt_tokens} tokens does not fit into an "
+                f"iteration of max_num_batched_tokens = {limit}; raise that cap"
+            )
         if len(group.seqs) > self.config.max_num_seqs:
-            raise UserError(f"request {request.request_id} has {len(group.seqs)} sequences, more than max_num_seqs = "
-                            f"{self.config.max_num_seqs}")
+            raise UserError(
+                f"request {request.request_id} has {len(group.seqs)} sequences, more than max_num_seqs = "
+                f"{self.config.max_num_seqs}"
+            )
         if not self.manager.fits(group):
-            raise UserError(f"request {request.request_id} of {request.prompt_tokens} + {request.output_tokens} tokens x "
-                            f"{len(group.seqs)} sequences does not fit into an empty pool of {self.manager.num_blocks} blocks "
-                            f"of {self.manager.block_size}; use a larger pool or a shorter request")
+            raise UserError(
+                f"request {request.request_id} of {request.prompt_tokens} + {request.output_tokens} tokens x "
+                f"{len(group.seqs)} sequences does not fit into an empty pool of {self.manager.num_blocks} blocks "
+                f"of {self.manager.block_size}; use a larger pool or a shorter request"
+            )
         self.waiting.append(group)
         self._record("arrive", group)
         return group
@@ -153,7 +164,8 @@ class Scheduler:
         return output
 
     def can_repeat(self, output: SchedulerOutput) -> bool:
-        """Whether the iteration after `output` could be decided just like it: nothing started or moved, and no beams."""
+        """Whether the iteration after `output` could be decided just like it: nothing started or moved, and no
+        beams."""
         return bool(output.decodes) and not (output.prefills or output.cache_ops or output.preempted or self._beams)
 
     def extend(self, output: SchedulerOutput, max_iterations: int) -> None:
@@ -172,13 +184,16 @@ class Scheduler:
                     self._append(group, iteration, output)
             output.num_iterations += 1
 
-    def update(self, output: SchedulerOutput, parents: dict[SequenceGroup, list[int]] | None = None,
-               stopped: list[tuple[SequenceGroup, Sequence]] | None = None) -> list[SequenceGroup]:
+    def update(
+        self,
+        output: SchedulerOutput,
+        parents: dict[SequenceGroup, list[int]] | None = None,
+        stopped: list[tuple[SequenceGroup, Sequence]] | None = None,
+    ) -> list[SequenceGroup]:
         """Account for an iteration that ran; the groups that it finished.
 
-        `parents` re-parents the beams of a group (see KVCacheManager.fork); `stopped` are sequences that ended before their
-        length limit, by a stop token.
-        """
+        `parents` re-parents the beams of a group (see KVCacheManager.fork); `stopped` are sequences that ended before
+        their length limit, by a stop token."""
         self.iteration += output.num_iterations
         ending = self._finish_at.get(self.iteration, ())  # nobody will read what would be copied for these
         for prefill in output.prefills:
@@ -202,7 +217,8 @@ class Scheduler:
     # Running groups
 
     def _reserve_slots(self, output: SchedulerOutput) -> None:
-        """Give running groups the slot of their next token, first come first; drive out the latest when none is left."""
+        """Give running groups the slot of their next token, first come first; drive out the latest when none is
+        left."""
         due = self._due[self.iteration % self.manager.block_size]
         if self._fresh or self._beams:
             due = due | self._fresh | self._beams
@@ -220,7 +236,9 @@ class Scheduler:
         copies = self.manager.append_slots(group, group.num_stored(iteration))
         output.cache_ops += copies
         if self._log is not None and (taken := free - self.manager.num_free_blocks):
-            self._log.append(Event(iteration, "copy" if copies else "append", group.request.request_id, {"blocks": taken}))
+            self._log.append(
+                Event(iteration, "copy" if copies else "append", group.request.request_id, {"blocks": taken})
+            )
 
     def _copy_later(self, group: SequenceGroup, copies: list[CacheOp]) -> None:
         """Copies that follow from an iteration that has run are made at the beginning of the next one."""

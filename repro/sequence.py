@@ -16,9 +16,9 @@ from repro.errors import UserError
 class SamplingParams:
     """How the outputs of one request are decoded (§4.4).
 
-    `n` is the number of sequences: parallel samples, or the beam width with `use_beam_search`. `temperature` 0 is greedy;
-    `top_k` 0 and `top_p` 1 keep every token; `seed` makes a request's samples independent of what else is in the batch.
-    """
+    `n` is the number of sequences: parallel samples, or the beam width with `use_beam_search`. `temperature` 0 is
+    greedy; `top_k` 0 and `top_p` 1 keep every token; `seed` makes a request's samples independent of what else is in
+    the batch."""
 
     n: int = 1
     use_beam_search: bool = False
@@ -75,10 +75,9 @@ class Sequence:
 class SequenceGroup:
     """All sequences of one request, with the little state that the scheduler keeps about them.
 
-    All live sequences of a group have the same length. While the group runs, the number of generated tokens follows from
-    the scheduler's iteration counter, `generated = iteration - offset`; that is what makes many iterations cheap to advance
-    together. At other times `offset` holds minus the number generated (iteration 0).
-    """
+    All live sequences of a group have the same length. While the group runs, the number of generated tokens follows
+    from the scheduler's iteration counter, `generated = iteration - offset`; that is what makes many iterations cheap
+    to advance together. At other times `offset` holds minus the number generated (iteration 0)."""
 
     __slots__ = ("request", "seqs", "status", "offset", "num_preemptions")
 

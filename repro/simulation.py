@@ -55,33 +55,46 @@ def requests_of(trace: Trace, sampling: SamplingParams, prefix_id: str | None = 
         yield Request(index, arrival, prompt, output, sampling, prefix_id)
 
 
-def serve(system: System, deployment: Deployment, trace: Trace, cost_model: CostModel, block_size: int = 16,
-          sampling: SamplingParams = SamplingParams(), observers: Iterable[Observer] = (),
-          log: list[Event] | None = None, shared_prefix_tokens: int = 0, beams: ParentChoices | None = None) -> Served:
+def serve(
+    system: System,
+    deployment: Deployment,
+    trace: Trace,
+    cost_model: CostModel,
+    block_size: int = 16,
+    sampling: SamplingParams = SamplingParams(),
+    observers: Iterable[Observer] = (),
+    log: list[Event] | None = None,
+    shared_prefix_tokens: int = 0,
+    beams: ParentChoices | None = None,
+) -> Served:
     """Run a trace to the end of its last request.
 
     All prompts begin with the same `shared_prefix_tokens` tokens (part of their length). A system that can share stores
-    their full blocks once, before the first request (§4.4); the others compute and hold them for each request. Beam search
-    needs `beams`, which says where they continue.
+    their full blocks once, before the first request (§4.4); the others compute and hold them for each request. Beam
+    search needs `beams`, which says where they continue.
 
     UserError if the pool cannot hold one of the requests at its full length, or beam search comes without `beams`.
     """
     if sampling.use_beam_search and beams is None:
         raise UserError("a simulated beam search must be told which beams survive; give it repro.beams.recording(...)")
     block_bytes = block_size * deployment.model.kv_bytes_per_token // deployment.num_gpus
-    manager = system.manager(deployment.num_blocks(block_size), block_size, deployment.model.max_model_len,
-                             SWAP_SPACE_BYTES // block_bytes)
+    manager = system.manager(
+        deployment.num_blocks(block_size), block_size, deployment.model.max_model_len, SWAP_SPACE_BYTES // block_bytes
+    )
     prefix_id = "shared" if shared_prefix_tokens else None
     if prefix_id and isinstance(manager, PagedKVCacheManager):
         manager.store_prefix(prefix_id, shared_prefix_tokens)
-    engine = Engine(Scheduler(manager, system.scheduler, log), SimulatedExecutor(cost_model, beams), observers=observers)
+    engine = Engine(
+        Scheduler(manager, system.scheduler, log), SimulatedExecutor(cost_model, beams), observers=observers
+    )
     with _collector_paused():
         return Served(engine.run(requests_of(trace, sampling, prefix_id)), engine)
 
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """No cyclic garbage collection meanwhile: a run makes many objects and no cycles, and scanning them takes a third of it."""
+    """No cyclic garbage collection meanwhile: a run makes many objects and no cycles, and scanning them takes a third
+    of it."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -94,9 +107,9 @@ def _collector_paused() -> Iterator[None]:
 def crossing(latency: Callable[[float], float], start: float, level: float = 0.5, precision: float = 0.01) -> float:
     """The rate at which a latency curve reaches `level` (s/token), bracketed to within `precision`.
 
-    The bracket is widened from `start` by steps of a quarter, then narrowed around the place where a straight line between
-    the logarithms of its ends would cross. Returns its geometric middle.
-    """
+    The bracket is widened from `start` by steps of a quarter, then narrowed around the place where a straight line
+    between the logarithms of its ends would cross. Returns its geometric middle."""
+
     def excess(rate: float) -> float:
         return math.log(latency(rate) / level)
 

@@ -25,9 +25,7 @@ from repro.provenance import canonical_json, sha256_file, sha256_text
 #: Files with these endings hold data that is read, in the package or as an argument.
 DATA_SUFFIXES = (".csv", ".json", ".jsonl", ".parquet", ".txt", ".yaml", ".npz", ".gguf")
 _PACKAGE = Path(__file__).resolve().parent
-_LIBRARY_FOLDERS = tuple(
-    {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")}
-)
+_LIBRARY_FOLDERS = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")})
 
 
 class Sources:
@@ -69,7 +67,7 @@ class Sources:
     def reached(self, roots: frozenset[tuple[str, str]]) -> dict[str, frozenset[str]]:
         """Module -> the top-level names of it that are reached ("" stands for the whole module)."""
         reached: dict[str, set[str]] = {}
-        todo = [root for root in roots]
+        todo = list(roots)
         while todo:
             module, name = todo.pop()
             submodule = f"{module}.{name}"
@@ -103,9 +101,7 @@ class Sources:
             return folder if is_package else package_of(folder.parent)
 
         return sorted(
-            path
-            for path in _PACKAGE.rglob("*")
-            if path.suffix in DATA_SUFFIXES and package_of(path.parent) in packages
+            path for path in _PACKAGE.rglob("*") if path.suffix in DATA_SUFFIXES and package_of(path.parent) in packages
         )
 
 
@@ -191,9 +187,7 @@ def _bound_names(statement: ast.stmt) -> list[str]:
         if isinstance(statement, ast.Assign)
         else ([statement.target] if isinstance(statement, (ast.AnnAssign, ast.AugAssign)) else [])
     )
-    names = [
-        node for target in targets for node in (target.elts if isinstance(target, ast.Tuple) else [target])
-    ]
+    names = [node for target in targets for node in (target.elts if isinstance(target, ast.Tuple) else [target])]
     return [node.id for node in names] if all(isinstance(node, ast.Name) for node in names) else []
 
 

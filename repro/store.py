@@ -61,7 +61,7 @@ def locked(path: Path, wait: bool, about: str = "") -> Iterator[None]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a+", encoding="utf-8", errors="replace")
+        file = open(path, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115
     except OSError as error:
         raise UserError(
             f"cannot write to the folder {path.parent}: {error.strerror or error}; make it writable, or name another "
@@ -120,9 +120,7 @@ def check_rows(returned: Any) -> list[Row]:
     """
     rows = [returned] if isinstance(returned, Mapping) else returned
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
-        raise TypeError(
-            f"a point must return one row (a dict) or a list of rows, not {type(returned).__name__}"
-        )
+        raise TypeError(f"a point must return one row (a dict) or a list of rows, not {type(returned).__name__}")
     return [{_name(name): _plain(name, value) for name, value in row.items()} for row in rows]
 
 

@@ -9,8 +9,15 @@ from dataclasses import dataclass, replace
 
 from repro.config import DEPLOYMENTS, Deployment, lookup
 from repro.errors import UserError
-from repro.memory import (ContiguousKVCacheManager, KVCacheManager, PagedKVCacheManager, Reservation, reserve_max,
-                          reserve_oracle, reserve_pow2)
+from repro.memory import (
+    ContiguousKVCacheManager,
+    KVCacheManager,
+    PagedKVCacheManager,
+    Reservation,
+    reserve_max,
+    reserve_oracle,
+    reserve_pow2,
+)
 from repro.scheduler import Batching, SchedulerConfig
 
 
@@ -26,29 +33,38 @@ class System:
     def manager(self, num_blocks: int, block_size: int, max_model_len: int, num_cpu_blocks: int = 0) -> KVCacheManager:
         if self.reservation is None:
             return PagedKVCacheManager(num_blocks, block_size, num_cpu_blocks=num_cpu_blocks)
-        return ContiguousKVCacheManager(num_blocks, block_size, reservation=self.reservation, max_model_len=max_model_len)
+        return ContiguousKVCacheManager(
+            num_blocks, block_size, reservation=self.reservation, max_model_len=max_model_len
+        )
 
     def with_scheduler(self, **changes: object) -> System:
         """The same system with some scheduler settings changed."""
         return replace(self, scheduler=replace(self.scheduler, **changes))
 
 
-# vLLM limits tokens per iteration; the authors' Orca has no such cap. FasterTransformer's batch limit was chosen by hand per
-# model and trace (not stated); studies set max_num_seqs.
+# vLLM limits tokens per iteration; the authors' Orca has no such cap. FasterTransformer's batch limit was chosen by
+# hand per model and trace (not stated); studies set max_num_seqs.
 _ORCA = SchedulerConfig(max_num_batched_tokens=None)
 
-SYSTEMS: dict[str, System] = {system.name: system for system in (
-    System("vllm", "vLLM", SchedulerConfig()),
-    System("orca-oracle", "Orca (Oracle)", _ORCA, reserve_oracle),
-    System("orca-pow2", "Orca (Pow2)", _ORCA, reserve_pow2),
-    System("orca-max", "Orca (Max)", _ORCA, reserve_max),
-    System("faster-transformer", "FasterTransformer",
-           SchedulerConfig(batching=Batching.REQUEST, max_num_batched_tokens=None), reserve_max),
-)}
+SYSTEMS: dict[str, System] = {
+    system.name: system
+    for system in (
+        System("vllm", "vLLM", SchedulerConfig()),
+        System("orca-oracle", "Orca (Oracle)", _ORCA, reserve_oracle),
+        System("orca-pow2", "Orca (Pow2)", _ORCA, reserve_pow2),
+        System("orca-max", "Orca (Max)", _ORCA, reserve_max),
+        System(
+            "faster-transformer",
+            "FasterTransformer",
+            SchedulerConfig(batching=Batching.REQUEST, max_num_batched_tokens=None),
+            reserve_max,
+        ),
+    )
+}
 
 
-#: FasterTransformer's batch limit was set by hand. Known for OPT-13B: 5 on ShareGPT and 14 on Alpaca (the authors' scripts).
-#: For the other models it is scaled with the K/V slots; the paper does not say.
+#: FasterTransformer's batch limit was set by hand. Known for OPT-13B: 5 on ShareGPT and 14 on Alpaca (the authors'
+#: scripts). For the other models it is scaled with the K/V slots; the paper does not say.
 FASTER_TRANSFORMER_BATCH = {"sharegpt": 5, "alpaca": 14}
 
 
@@ -61,7 +77,9 @@ def system_for(name: str, deployment: Deployment, workload: str) -> System:
     chosen = system(name)
     if name != "faster-transformer":
         return chosen
-    limit = lookup("workload", FASTER_TRANSFORMER_BATCH, workload) * deployment.kv_slots / DEPLOYMENTS["opt-13b"].kv_slots
+    limit = (
+        lookup("workload", FASTER_TRANSFORMER_BATCH, workload) * deployment.kv_slots / DEPLOYMENTS["opt-13b"].kv_slots
+    )
     # The batch limit stands for its memory, so the reservation must not bind before it does.
     return replace(chosen, reservation=reserve_oracle).with_scheduler(max_num_seqs=max(1, round(limit)))
 
@@ -75,7 +93,9 @@ def register(new: System) -> System:
     UserError for the name of one of the paper's systems.
     """
     if new.name in _PAPERS_OWN:
-        raise UserError(f"{new.name!r} is one of the paper's systems ({', '.join(sorted(_PAPERS_OWN))}); choose another name")
+        raise UserError(
+            f"{new.name!r} is one of the paper's systems ({', '.join(sorted(_PAPERS_OWN))}); choose another name"
+        )
     SYSTEMS[new.name] = new
     return new
 

@@ -15,9 +15,7 @@ from repro.environment import nvidia_driver, prepare_environment
 prepare_environment(os.environ)
 os.environ["MPLBACKEND"] = "Agg"
 if not nvidia_driver():
-    os.environ.setdefault(
-        "TRITON_INTERPRET", "1"
-    )  # without a GPU the kernels can still be checked, on the CPU
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # without a GPU the kernels can still be checked, on the CPU
 
 # The same examples in every run, so that a failure is the code's; --hypothesis-profile=search finds new ones.
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)

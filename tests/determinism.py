@@ -85,18 +85,10 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def run_way(name: str, folder: Path, stems: Sequence[str], scale: str) -> None:
-    environ = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(("LC_", "LANG", "REPRO_VARIANT"))
-    }
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("LC_", "LANG", "REPRO_VARIANT"))}
     prepare_environment(environ)
     search = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH")]))
-    environ |= {
-        "REPRO_RESULTS_DIR": str(folder),
-        "REPRO_FIGURES_DIR": str(folder / "figures"),
-        "PYTHONPATH": search,
-    }
+    environ |= {"REPRO_RESULTS_DIR": str(folder), "REPRO_FIGURES_DIR": str(folder / "figures"), "PYTHONPATH": search}
     arguments = [sys.executable, __file__, "--scale", scale, "--only", *stems, "--work"]
     done = subprocess.run(
         arguments,
@@ -153,13 +145,7 @@ def main(arguments: Sequence[str] | None = None, ways: Sequence[str] = tuple(WAY
             run_way(name, mine, stems, options.scale)
             found = differences(Path(folder, "0"), mine, name == CLOSE) if number else []
             equal = "equal to 1e-9" if name == CLOSE else f"{len(files(mine))} files, equal bytes"
-            said = (
-                ("different: " + "; ".join(found[:8]))
-                if found
-                else equal
-                if number
-                else f"{len(files(mine))} files"
-            )
+            said = ("different: " + "; ".join(found[:8])) if found else equal if number else f"{len(files(mine))} files"
             print(f"{name}: {said} ({time.monotonic() - start:.0f} s)", flush=True)
             wrong += bool(found)
     return wrong

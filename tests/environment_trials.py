@@ -69,9 +69,7 @@ def run_trial(name: str, folder: Path) -> tuple[str, dict[str, bytes]]:
         if not key.startswith(("REPRO_", "JUPYTER", "IPYTHON", "MPL", "PYTHONPATH"))
     }
     environ |= {key: value.format(home=home) for key, value in changes.items()}
-    command = shlex.join(
-        [sys.executable, "-m", "repro", "reproduce", "--scale", "smoke", "--only", EXPERIMENT]
-    )
+    command = shlex.join([sys.executable, "-m", "repro", "reproduce", "--scale", "smoke", "--only", EXPERIMENT])
     script = f"{shell.format(home=shlex.quote(str(home)))}\ncd {shlex.quote(str(checkout))} && exec {command}"
     done = subprocess.run(
         [*before, "sh", "-c", script],
@@ -87,9 +85,7 @@ def run_trial(name: str, folder: Path) -> tuple[str, dict[str, bytes]]:
     left = [path.name for path in home.iterdir() if path.name not in (".cache", ".config")]
     if left:
         return f"left in the home folder: {left}", {}
-    figures = (
-        checkout / "results" / "smoke" / "figures"
-    )  # but for the page, which tells the time and the machine
+    figures = checkout / "results" / "smoke" / "figures"  # but for the page, which tells the time and the machine
     made = {path.name: path.read_bytes() for path in sorted(figures.iterdir()) if path.suffix != ".html"}
     return "", made
 
@@ -97,9 +93,7 @@ def run_trial(name: str, folder: Path) -> tuple[str, dict[str, bytes]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make the trials; returns how many fail."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "trials", nargs="*", metavar="TRIAL", help=f"of {', '.join(TRIALS)}; all if none is named"
-    )
+    parser.add_argument("trials", nargs="*", metavar="TRIAL", help=f"of {', '.join(TRIALS)}; all if none is named")
     named = parser.parse_args(arguments).trials or list(TRIALS)
     failed, first = 0, None
     print(f"Python {sys.version.split()[0]}, {EXPERIMENT} at smoke scale", flush=True)

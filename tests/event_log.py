@@ -42,9 +42,7 @@ def check_log(
             assert not those("swapped"), "a swapped request was passed over by a waiting one"
             assert order[number] == min(order[other] for other in those("waiting")), "somebody was overtaken"
             if config.batching is Batching.REQUEST:
-                assert all(entered[other] == now for other in those("running")), (
-                    "joined a batch that was under way"
-                )
+                assert all(entered[other] == now for other in those("running")), "joined a batch that was under way"
             state[number], entered[number] = "running", now
         elif kind == "resume":
             assert state[number] == "swapped" and now != preempting
@@ -54,9 +52,7 @@ def check_log(
             preempting = now
             running = those("running")
             assert detail["requester"] in running
-            assert order[number] == max(order[other] for other in running), (
-                "the victim is not the latest arrival"
-            )
+            assert order[number] == max(order[other] for other in running), "the victim is not the latest arrival"
             may_swap = config.preemption is PreemptionMode.SWAP or (
                 config.preemption is PreemptionMode.BY_GROUP and request.sampling.n > 1
             )

@@ -113,14 +113,7 @@ class FakeProject:
             "FAKE_LOG": str(self._log),
             "JOBS": "1",
         }
-        for name in (
-            "REPRO_RESULTS_DIR",
-            "REPRO_FIGURES_DIR",
-            "REPRO_VARIANT",
-            "REPRO_COMMAND",
-            "SCALE",
-            "LENGTHS",
-        ):
+        for name in ("REPRO_RESULTS_DIR", "REPRO_FIGURES_DIR", "REPRO_VARIANT", "REPRO_COMMAND", "SCALE", "LENGTHS"):
             monkeypatch.delenv(name, raising=False)
         for name, value in self.environment.items():
             monkeypatch.setenv(name, value)
@@ -141,14 +134,10 @@ class FakeProject:
     def add_experiment(self, stem: str, params: str = "") -> None:
         """Another experiment with the same study, drawn under the same name."""
         (self.folder / self._package / f"{stem}.py").write_text(f"from {self._package}.tiny import *\n")
-        (self.folder / "experiments" / f"{stem}.yaml").write_text(
-            PARAMETERS.replace("params:\n", f"params:\n{params}")
-        )
+        (self.folder / "experiments" / f"{stem}.yaml").write_text(PARAMETERS.replace("params:\n", f"params:\n{params}"))
         self.write_notebook(*(cell.replace('"tiny"', f'"{stem}"') for cell in CELLS), stem=stem)
 
-    def write_notebook(
-        self, *cells: str, stem: str = "tiny", tags: tuple[str, ...] = ("parameters",)
-    ) -> Path:
+    def write_notebook(self, *cells: str, stem: str = "tiny", tags: tuple[str, ...] = ("parameters",)) -> Path:
         path = self.folder / "notebooks" / f"{stem}.ipynb"
         path.write_text(
             json.dumps(
@@ -164,9 +153,7 @@ class FakeProject:
                         }
                         for index, source in enumerate(cells)
                     ],
-                    "metadata": {
-                        "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}
-                    },
+                    "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
                     "nbformat": 4,
                     "nbformat_minor": 5,
                 }

@@ -80,18 +80,12 @@ class Case:
         if self.system == "paged":
             return PagedKVCacheManager(self.num_blocks, self.block_size, self.watermark, self.cpu_blocks)
         return ContiguousKVCacheManager(
-            self.num_blocks,
-            self.block_size,
-            reservation=RESERVATIONS[self.system],
-            max_model_len=self.max_model_len,
+            self.num_blocks, self.block_size, reservation=RESERVATIONS[self.system], max_model_len=self.max_model_len
         )
 
     def config(self) -> SchedulerConfig:
         return SchedulerConfig(
-            Batching(self.batching),
-            PreemptionMode(self.preemption),
-            self.max_num_seqs,
-            self.max_num_batched_tokens,
+            Batching(self.batching), PreemptionMode(self.preemption), self.max_num_seqs, self.max_num_batched_tokens
         )
 
     def requests(self) -> list[Request]:
@@ -267,9 +261,7 @@ def fault(case: Case) -> BaseException | None:
     return None
 
 
-def first_failure(
-    seeds: Sequence[int], show: Callable[[Counter[str]], None] = lambda seen: None
-) -> Case | None:
+def first_failure(seeds: Sequence[int], show: Callable[[Counter[str]], None] = lambda seen: None) -> Case | None:
     """The first of these runs that fails; `show` is told what happened in each that does not."""
     for seed in seeds:
         case = draw(seed)
@@ -283,9 +275,7 @@ def first_failure(
 def smallest(case: Case, fails: Callable[[Case], bool] = lambda case: fault(case) is not None) -> Case:
     """A case that still fails and of which no part can be left out or made smaller."""
     while True:
-        smaller = next(
-            (candidate for candidate in _simpler(case) if _is_sound(candidate) and fails(candidate)), None
-        )
+        smaller = next((candidate for candidate in _simpler(case) if _is_sound(candidate) and fails(candidate)), None)
         if smaller is None:
             return case
         case = smaller
@@ -309,9 +299,7 @@ def _simpler(case: Case) -> Iterator[Case]:
     for index, ask in enumerate(asks):
         for name, least in (("n", 1), ("prompt", 1), ("output", 1), ("arrival", 0)):
             for value in _lower(getattr(ask, name), least):
-                changed = replace(
-                    ask, **{name: value}, **({"beam": False} if (name, value) == ("n", 1) else {})
-                )
+                changed = replace(ask, **{name: value}, **({"beam": False} if (name, value) == ("n", 1) else {}))
                 yield replace(case, asks=(*asks[:index], changed, *asks[index + 1 :]))
         for changes in ({"beam": False}, {"prefix": None}):
             if getattr(ask, next(iter(changes))):
@@ -324,14 +312,7 @@ def _simpler(case: Case) -> Iterator[Case]:
     for index in range(len(case.prefixes)):
         yield replace(case, prefixes=case.prefixes[:index] + case.prefixes[index + 1 :])
     usual = Case(asks)
-    for name in (
-        "stop_rate",
-        "watermark",
-        "max_num_batched_tokens",
-        "max_num_seqs",
-        "preemption",
-        "batching",
-    ):
+    for name in ("stop_rate", "watermark", "max_num_batched_tokens", "max_num_seqs", "preemption", "batching"):
         if getattr(case, name) != getattr(usual, name):
             yield replace(case, **{name: getattr(usual, name)})
     for name, least in (

@@ -43,9 +43,7 @@ class Load:
         max_num_seqs = 256 if self.spare_seqs is None else width + self.spare_seqs
         max_tokens = None
         if self.spare_tokens is not None:
-            max_tokens = (
-                max(max_num_seqs, *(request.prompt_tokens for request in self.requests)) + self.spare_tokens
-            )
+            max_tokens = max(max_num_seqs, *(request.prompt_tokens for request in self.requests)) + self.spare_tokens
         return SchedulerConfig(batching, preemption, max_num_seqs, max_tokens)
 
     def scheduler(self, build: Build, config: SchedulerConfig, log: list[Event] | None = None) -> Scheduler:

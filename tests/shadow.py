@@ -137,9 +137,7 @@ class Shadow:
         running = [group for group in self.scheduler.running if group not in self.done]
         parents = self._choose_parents(running)
         self._emit(running)
-        stopped = [
-            (group, seq) for group in running for seq in group.seqs if self.random.random() < self.stop_rate
-        ]
+        stopped = [(group, seq) for group in running for seq in group.seqs if self.random.random() < self.stop_rate]
         stops = Counter(group for group, _ in stopped)
         self.done.update(
             group
@@ -170,9 +168,7 @@ class Shadow:
                     tokens = self.history[seq]
                     block = self._write(seq, len(tokens) - 1)
                     if self.paged:
-                        assert self.manager.gpu.ref_counts[block] == 1, (
-                            "a shared block is written to without a copy"
-                        )
+                        assert self.manager.gpu.ref_counts[block] == 1, "a shared block is written to without a copy"
         self._written.clear()
         for prefill in output.prefills:
             group = prefill.group
@@ -242,9 +238,7 @@ class Shadow:
                 assert self._read(self.pool.cpu, seq, len(tokens), cached) == tokens[cached:]
         for prefix_id, tokens in self._prefixes.items():
             blocks = self.manager.prefix_blocks(prefix_id)
-            assert [token for block in blocks for token in self.pool.gpu[block]] == tokens[
-                : len(blocks) * self.size
-            ]
+            assert [token for block in blocks for token in self.pool.gpu[block]] == tokens[: len(blocks) * self.size]
 
     def _read(self, pool: list[list[int]], seq: Sequence, stop: int, start: int = 0) -> list[int]:
         """The tokens of a sequence from position `start`, a multiple of the block size, up to `stop`."""
@@ -279,9 +273,7 @@ class Shadow:
             assert self.manager.num_free_blocks >= self.manager.watermark_blocks
         out = [_arrival(group) for group in itertools.chain(scheduler.waiting, scheduler.swapped)]
         for group in started:  # first come, first served
-            assert group.num_preemptions or all(_arrival(group) < other for other in out), (
-                "somebody is overtaken"
-            )
+            assert group.num_preemptions or all(_arrival(group) < other for other in out), "somebody is overtaken"
 
     def _check_ended(self, held: set[SequenceGroup], ended: list[SequenceGroup]) -> None:
         """What returns is what is done, exactly at its length; a static batch returns together."""
@@ -306,9 +298,7 @@ class Shadow:
         assert all(group.status is Status.RUNNING for group in scheduler.running)
         assert all(group.status is Status.SWAPPED for group in scheduler.swapped)
         assert all(group.status is Status.WAITING for group in scheduler.waiting)
-        resident = [
-            seq for group in itertools.chain(scheduler.running, scheduler.swapped) for seq in group.seqs
-        ]
+        resident = [seq for group in itertools.chain(scheduler.running, scheduler.swapped) for seq in group.seqs]
         assert set(manager._tables) == set(resident)
         if self.paged:
             # A table is on the GPU, except for what of a swapped group's lies behind the stored prefix.
@@ -318,10 +308,7 @@ class Shadow:
                 prefix = self._cached_tokens(group.request) // self.size
                 on_gpu += [(group, block) for block in self._blocks(group, 0, prefix)]
                 on_cpu += [(group, block) for block in self._blocks(group, prefix, None)]
-            for places in (
-                on_gpu,
-                on_cpu,
-            ):  # a stored prefix is the one thing that unrelated requests may share
+            for places in (on_gpu, on_cpu):  # a stored prefix is the one thing that unrelated requests may share
                 owned = {pair for pair in places if places is on_cpu or pair[1] not in self._prefix_blocks}
                 assert len(owned) == len({block for _, block in owned})
             held = Counter(block for _, block in on_gpu) + Counter(self._prefix_blocks)
@@ -356,12 +343,7 @@ class Shadow:
         scheduler = self.scheduler
         assert not self.emitted and not self.history and not self.done
         assert scheduler.num_seqs == 0 and scheduler._context_base == 0
-        assert (
-            not scheduler._finish_at
-            and not any(scheduler._due)
-            and not scheduler._fresh
-            and not scheduler._beams
-        )
+        assert not scheduler._finish_at and not any(scheduler._due) and not scheduler._fresh and not scheduler._beams
         assert self.manager.num_free_blocks == self.manager.num_blocks - len(self._prefix_blocks)
 
 

@@ -17,8 +17,11 @@ from repro.studies.common import deployment_of, trace_of
 def test_each_rung_changes_one_thing():
     ladder = study.rungs()
     for below, rung in zip(ladder, ladder[1:]):
-        changed = [name for name in ("batching", "preemption", "max_num_seqs", "max_num_batched_tokens")
-                   if getattr(below.scheduler, name) != getattr(rung.scheduler, name)]
+        changed = [
+            name
+            for name in ("batching", "preemption", "max_num_seqs", "max_num_batched_tokens")
+            if getattr(below.scheduler, name) != getattr(rung.scheduler, name)
+        ]
         changed += ["reservation"] if below.reservation is not rung.reservation else []
         changed += ["sharing"] if type(below) is not type(rung) and below.reservation is None else []
         # What preempts nothing has no preemption mode.
@@ -33,8 +36,16 @@ def test_paging_without_sharing_shares_nothing_and_gives_everything_back(mode, b
     system = study.UnsharedSystem("unshared", "unshared", study.rungs()[3].scheduler).with_scheduler(preemption=mode)
     usage = UsageSamples(0.0, 30.0, 0.1)
     log = []
-    served = serve(system, deployment, trace_of("alpaca", 8.0, 30.0, 0, None), cost_model("a100-2023", deployment), log=log,
-                   sampling=SamplingParams(n=4, use_beam_search=beams), observers=(usage,), beams=Turnover(0.3) if beams else None)
+    served = serve(
+        system,
+        deployment,
+        trace_of("alpaca", 8.0, 30.0, 0, None),
+        cost_model("a100-2023", deployment),
+        log=log,
+        sampling=SamplingParams(n=4, use_beam_search=beams),
+        observers=(usage,),
+        beams=Turnover(0.3) if beams else None,
+    )
     assert usage.saving == 0
     assert served.engine.scheduler.manager.num_free_blocks == served.engine.scheduler.manager.num_blocks
     assert any(event.kind == "preempt" for event in log)
@@ -46,7 +57,9 @@ def test_beams_without_sharing_are_copied_in_whole():
     manager.allocate(group, 10)
     assert [op.src for op in manager.spread_prompt(group, 10)] == manager.block_table(group.seqs[0]) * 2
     copies = manager.fork(group, [0, 1, 1], 9)
-    assert [(op.src, op.dst) for op in copies] == list(zip(manager.block_table(group.seqs[1]), manager.block_table(group.seqs[2])))
+    assert [(op.src, op.dst) for op in copies] == list(
+        zip(manager.block_table(group.seqs[1]), manager.block_table(group.seqs[2]))
+    )
     assert manager.blocks_at_most(group) == 3 * 4
 
 

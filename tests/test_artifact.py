@@ -14,13 +14,10 @@ TEXT = (ROOT / "docs" / "artifact.md").read_text(encoding="utf-8")
 
 def test_the_table_of_claims_says_what_the_ledger_says() -> None:
     ledger = {
-        entry["id"]: entry
-        for entry in json.loads((ROOT / "figures" / "claims.json").read_text(encoding="utf-8"))
+        entry["id"]: entry for entry in json.loads((ROOT / "figures" / "claims.json").read_text(encoding="utf-8"))
     }
     rows = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in TEXT.splitlines()
-        if line.startswith("| ")
+        [cell.strip() for cell in line.strip("|").split("|")] for line in TEXT.splitlines() if line.startswith("| ")
     ]
     claims = [row for row in rows if row[0] in ledger]
     assert len(claims) >= 20 and {row[-1] for row in rows if len(row) == 7} <= {
@@ -59,8 +56,10 @@ def test_the_counts_in_the_texts_are_those_of_the_ledger_and_of_the_experiments(
     assert f"{experiments} experiments; a ledger of {len(entries)} claims" in TEXT
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     said = (
-        f"**All {len(entries)} claims are in the ledger**: {counts['reproduced']} reproduce, {counts['differs']} differ, "
-        f"{counts['contradictory in the source']} contradict themselves in the source, {counts['reported']} are reported, "
+        f"**All {len(entries)} claims are in the ledger**: {counts['reproduced']} reproduce, {counts['differs']} "
+        "differ, "
+        f"{counts['contradictory in the source']} contradict themselves in the source, {counts['reported']} are "
+        "reported, "
         f"{counts['calibration']} is a calibration."
     )
     assert said in readme and sum(counts.values()) == len(entries)

@@ -40,10 +40,51 @@ VARIABLES = (
 # No NUL: neither arguments nor variables can hold one. Lone surrogates stand for bytes that are not UTF-8.
 texts = st.text(st.characters(exclude_characters="\0"), max_size=12)
 odd = st.sampled_from(
-    ["", " ", "nan", "-1", "1e9", "0", "4097", "paper", "smoke", "custom", "tiny", "../tiny", "/", ".", "..", "/proc/1/x", "~", "\n",
-     "ü é", "\udcff", "x" * 5000, "a/" * 3000, "null", "[1]", "{", "*", "--", "-p", "%s", "${HOME}", "rates=[1]", "seeds=[]", "rates=[.nan]",
-     "seeds=[0, 0]", "sleep=-1", "lengths=/etc", "fault=x", "=", "rates=&a [*a]", "rates=!!python/name:os.system", "tiny.yaml", "/dev/null"]
-)  # fmt: skip
+    [
+        "",
+        " ",
+        "nan",
+        "-1",
+        "1e9",
+        "0",
+        "4097",
+        "paper",
+        "smoke",
+        "custom",
+        "tiny",
+        "../tiny",
+        "/",
+        ".",
+        "..",
+        "/proc/1/x",
+        "~",
+        "\n",
+        "ü é",
+        "\udcff",
+        "x" * 5000,
+        "a/" * 3000,
+        "null",
+        "[1]",
+        "{",
+        "*",
+        "--",
+        "-p",
+        "%s",
+        "${HOME}",
+        "rates=[1]",
+        "seeds=[]",
+        "rates=[.nan]",
+        "seeds=[0, 0]",
+        "sleep=-1",
+        "lengths=/etc",
+        "fault=x",
+        "=",
+        "rates=&a [*a]",
+        "rates=!!python/name:os.system",
+        "tiny.yaml",
+        "/dev/null",
+    ]
+)
 values = odd | texts
 commands = st.sampled_from(["reproduce", "run", "list", "verify", "diff", "page", "nothing"])
 options = st.sampled_from(
@@ -62,9 +103,7 @@ options = st.sampled_from(
     ]
 )
 
-patient = settings(
-    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+patient = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @pytest.fixture
@@ -82,11 +121,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProject:
 
 
 def files(folder: Path) -> set[Path]:
-    return {
-        path
-        for path in folder.parent.rglob("*")
-        if ".cache" not in path.parts and "__pycache__" not in path.parts
-    }
+    return {path for path in folder.parent.rglob("*") if ".cache" not in path.parts and "__pycache__" not in path.parts}
 
 
 def is_handled(arguments: list[str], project: FakeProject, changes: dict[str, str] | None = None) -> None:
@@ -126,11 +161,7 @@ def test_any_command_line(project: FakeProject, command: list[str], rest: list[s
 
 
 @patient
-@given(
-    st.sampled_from((["reproduce"], ["run", "tiny"], ["verify"], ["list"])),
-    st.sampled_from(VARIABLES),
-    values,
-)
+@given(st.sampled_from((["reproduce"], ["run", "tiny"], ["verify"], ["list"])), st.sampled_from(VARIABLES), values)
 @example(["reproduce"], "REPRO_ROOT", "x" * 5000)
 @example(["reproduce"], "REPRO_RESULTS_DIR", "x" * 5000)
 @example(["reproduce"], "REPRO_RESULTS_DIR", "/dev/null")
@@ -144,8 +175,7 @@ def test_any_environment_variable(project: FakeProject, command: list[str], name
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6)
 trees = st.recursive(
-    leaves,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
 )
 
 
@@ -162,15 +192,10 @@ def test_any_parameter_file(project: FakeProject, data: st.DataObject) -> None:
     elif kind == "tree":
         names = st.sampled_from(("rates", "seeds", "fault", "sleep", "lengths", "other"))
         section = st.dictionaries(names, trees, max_size=3)
-        content = json.dumps(
-            {"title": "t", "params": data.draw(section), "smoke": data.draw(section)}
-        ).encode()
+        content = json.dumps({"title": "t", "params": data.draw(section), "smoke": data.draw(section)}).encode()
     else:
         content = (
-            b"title: t\nparams:\n  rates: ["
-            + b"1, " * 20_000
-            + b"1"
-            + data.draw(st.sampled_from((b"]", b"", b"]]")))
+            b"title: t\nparams:\n  rates: [" + b"1, " * 20_000 + b"1" + data.draw(st.sampled_from((b"]", b"", b"]]")))
         )
     project.parameter_file.write_bytes(content)
     for scale in experiment.SCALES:
@@ -183,14 +208,32 @@ def test_any_parameter_file(project: FakeProject, data: st.DataObject) -> None:
 
 
 ODD_VALUES: tuple[object, ...] = (
-    None, True, 0, -1, 1.5, 1e308, 10**30, "", "x", "../x", [], [0], [-1], [1.5], [[]], ["x"], [None], {}, {"x": 1}, [1, 1], "a\0b"
-)  # fmt: skip
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    1e308,
+    10**30,
+    "",
+    "x",
+    "../x",
+    [],
+    [0],
+    [-1],
+    [1.5],
+    [[]],
+    ["x"],
+    [None],
+    {},
+    {"x": 1},
+    [1, 1],
+    "a\0b",
+)
 
 
 @pytest.mark.parametrize("stem", sorted(path.stem for path in (ROOT / "experiments").glob("*.yaml")))
-def test_any_value_of_any_parameter_of_the_real_experiments(
-    stem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_value_of_any_parameter_of_the_real_experiments(stem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Taken or refused with a UserError, before anything is computed."""
     for name in ("REPRO_ROOT", "REPRO_STUDIES", "REPRO_VARIANT"):
         monkeypatch.delenv(name, raising=False)
@@ -208,10 +251,7 @@ csv_lines = st.text("0123456789,;.\"' \n\r\tprompt_tokensoutputé-\0", max_size=
 
 
 @settings(patient, max_examples=200)
-@given(
-    st.binary(max_size=40)
-    | st.builds(lambda text: ("prompt_tokens,output_tokens\n" + text).encode(), csv_lines)
-)
+@given(st.binary(max_size=40) | st.builds(lambda text: ("prompt_tokens,output_tokens\n" + text).encode(), csv_lines))
 def test_any_lengths_file(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / f"{abs(hash(content))}.csv"
     path.write_bytes(content)
@@ -229,9 +269,7 @@ def test_any_lengths_file(tmp_path: Path, content: bytes) -> None:
     st.binary(max_size=30)
     | st.builds(lambda tree: json.dumps(tree, allow_nan=True).encode(), trees)
     | st.builds(
-        lambda tree: json.dumps(
-            [{"conversations": tree}, {"instruction": tree, "input": "", "output": tree}]
-        ).encode(),
+        lambda tree: json.dumps([{"conversations": tree}, {"instruction": tree, "input": "", "output": tree}]).encode(),
         trees,
     ),
     st.sampled_from(("sharegpt", "alpaca")),
@@ -251,8 +289,7 @@ def test_any_data_set_file(
 
 def test_yaml_of_a_megabyte_and_bombs_are_refused_soon(project: FakeProject) -> None:
     bomb = "title: t\nparams:\n  a: &a [1, 1]\n" + "".join(
-        f"  {name}: &{name} [{', '.join([f'*{last}'] * 9)}]\n"
-        for last, name in zip("abcdefghijkl", "bcdefghijklm")
+        f"  {name}: &{name} [{', '.join([f'*{last}'] * 9)}]\n" for last, name in zip("abcdefghijkl", "bcdefghijklm")
     )
     for text in (
         bomb,

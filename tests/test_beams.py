@@ -29,16 +29,7 @@ from repro.systems import system
 
 def test_a_recording_is_replayed_step_by_step_and_then_its_later_half():
     replay = Recording("instruction", {2: ["01001101"]}, {})
-    assert [replay.parents(0, 2, step) for step in range(8)] == [
-        None,
-        [0, 0],
-        [1, 1],
-        None,
-        [1, 1],
-        None,
-        [1, 1],
-        None,
-    ]
+    assert [replay.parents(0, 2, step) for step in range(8)] == [None, [0, 0], [1, 1], None, [1, 1], None, [1, 1], None]
     assert replay.replaced_share(2) == pytest.approx(2 / 8)
 
 
@@ -119,9 +110,7 @@ def test_the_packages_own_recording_is_whole():
         ours = recording(kind)
         assert len(ours.manifest["prompt_tokens"][kind]) == len(texts) >= 16
         for width in WIDTHS:
-            assert [len(text) for text in ours.texts[width]] == [width * manifest["num_steps"][kind]] * len(
-                texts
-            )
+            assert [len(text) for text in ours.texts[width]] == [width * manifest["num_steps"][kind]] * len(texts)
             assert 0.05 < ours.replaced_share(width) < 0.9
     assert Path(repro.beams.__file__).with_name(FILE).stat().st_size < 1e6
 
@@ -189,10 +178,7 @@ def test_a_model_is_recorded_in_batches(tmp_path, capsys):
     made = [record(_tiny(num_blocks), {"instruction": 9, "chat": 12}, most=5) for num_blocks in (60, 2000)]
     torch.set_num_threads(threads)
     printed = capsys.readouterr().out.splitlines()
-    assert (
-        len(printed) > 6
-        and sum("chat, 6 beams: 5 of 5 prompts, the last 5 in" in line for line in printed) == 1
-    )
+    assert len(printed) > 6 and sum("chat, 6 beams: 5 of 5 prompts, the last 5 in" in line for line in printed) == 1
     assert made[0] == made[1]
     path = tmp_path / FILE
     path.write_text(json.dumps(made[0]))
@@ -200,9 +186,7 @@ def test_a_model_is_recorded_in_batches(tmp_path, capsys):
         read = recording(kind, path)
         assert all(len(text) == steps * width for width in WIDTHS for text in read.texts[width])
         assert all(read.replaced_share(width) > 0 for width in WIDTHS)
-    assert read.manifest["prompts_sha256"] == prompts_hash(
-        {kind: texts[:5] for kind, texts in prompts().items()}
-    )
+    assert read.manifest["prompts_sha256"] == prompts_hash({kind: texts[:5] for kind, texts in prompts().items()})
     assert read.manifest["prompt_tokens"]["chat"] == [2, 20, 20, 20, 20]
     assert read.manifest["dtype"] == "torch.float32" and read.manifest["device"].startswith("cpu")
 

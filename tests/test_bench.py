@@ -34,7 +34,9 @@ def test_without_a_gpu_nothing_is_started_and_the_reason_is_said(started, monkey
     assert "kernels, end_to_end, serving: not measured (no NVIDIA driver)" in said
 
 
-def test_on_a_gpu_each_program_writes_a_folder_afresh_and_a_failure_does_not_stop_the_others(started, monkeypatch, tmp_path):
+def test_on_a_gpu_each_program_writes_a_folder_afresh_and_a_failure_does_not_stop_the_others(
+    started, monkeypatch, tmp_path
+):
     monkeypatch.setattr(bench.doctor, "why_no_gpu", lambda facts: None)
     commands, fails = started
     fails |= {"repro.executor.torch.bench": 3, "repro.measure": 2}
@@ -45,7 +47,12 @@ def test_on_a_gpu_each_program_writes_a_folder_afresh_and_a_failure_does_not_sto
     assert not old.exists()
     assert [command[:5] for command, _ in commands] == [
         [sys.executable, "-m", module, "--out", str(tmp_path / name)]
-        for name, module in (("kernels", "repro.kernels.bench"), ("end_to_end", "repro.executor.torch.bench"), ("serving", "repro.measure"))]
+        for name, module in (
+            ("kernels", "repro.kernels.bench"),
+            ("end_to_end", "repro.executor.torch.bench"),
+            ("serving", "repro.measure"),
+        )
+    ]
     assert {options["cwd"] for _, options in commands} == {ROOT}  # one of them reads a file of the project
 
 
@@ -53,5 +60,7 @@ def test_on_a_gpu_each_program_writes_a_folder_afresh_and_a_failure_does_not_sto
 def test_the_programs_take_the_arguments_that_they_are_given(name, tmp_path):
     module, *arguments = bench.ON_GPU[name]
     assert find_spec(module) is not None
-    told = subprocess.run([sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(
+        [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert all(argument in told for argument in ["--out", *arguments] if argument.startswith("--"))

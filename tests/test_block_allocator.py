@@ -13,9 +13,7 @@ from repro.memory.block_allocator import BlockAllocator
     st.integers(0, 12),
     st.lists(st.tuples(st.sampled_from("amsrR"), st.integers(0, 11), st.integers(0, 4)), max_size=80),
 )
-def test_block_allocator_agrees_with_reference_counts_and_a_stack(
-    num_blocks: int, steps: list[tuple]
-) -> None:
+def test_block_allocator_agrees_with_reference_counts_and_a_stack(num_blocks: int, steps: list[tuple]) -> None:
     allocator = BlockAllocator(num_blocks)
     counts = [0] * num_blocks
     stack = list(reversed(range(num_blocks)))

@@ -123,10 +123,7 @@ def test_an_index_without_a_cpu_build_gives_the_one_it_has(project: Path, pip: F
 def test_without_a_network_the_first_refusal_is_final(
     project: Path, pip: FakePip, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pip.refused[STEPS[0]] = [
-        "WARNING: Retrying after connection broken by ...",
-        "ERROR: No matching distribution",
-    ]
+    pip.refused[STEPS[0]] = ["WARNING: Retrying after connection broken by ...", "ERROR: No matching distribution"]
     assert bootstrap.main([]) == 2
     assert pip.asked == STEPS[:1]
     assert "check the network" in capsys.readouterr().err
@@ -252,9 +249,7 @@ def test_no_package_index_is_named() -> None:
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")
 class TestMake:
     def make(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        environ = {
-            name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
-        }
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
         command = ["make", "--no-print-directory", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environ)
 
@@ -268,9 +263,7 @@ class TestMake:
     def test_the_variables_reach_the_command(self) -> None:
         run = self.make("-n", "reproduce", "SCALE=smoke", "LENGTHS=my é.csv", "ONLY=a b", "JOBS=3")
         command = " ".join(run.stdout.replace("\\\n", " ").split())
-        assert command.endswith(
-            '-m repro reproduce --scale "smoke" --lengths "my é.csv" --only a b --jobs "3"'
-        )
+        assert command.endswith('-m repro reproduce --scale "smoke" --lengths "my é.csv" --only a b --jobs "3"')
 
     def test_without_a_python_one_line_says_what_to_do(self) -> None:
         run = self.make("setup", "PYTHON=/no/such python")

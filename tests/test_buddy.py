@@ -46,14 +46,8 @@ class BuddyBitmap:
 
 
 @settings(max_examples=150)
-@given(
-    st.integers(1, 70),
-    st.integers(0, 5),
-    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 20)), max_size=60),
-)
-def test_buddy_allocator_agrees_with_a_bitmap(
-    num_blocks: int, log_chunk: int, steps: list[tuple[int, int]]
-) -> None:
+@given(st.integers(1, 70), st.integers(0, 5), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 20)), max_size=60))
+def test_buddy_allocator_agrees_with_a_bitmap(num_blocks: int, log_chunk: int, steps: list[tuple[int, int]]) -> None:
     buddy, bitmap = BuddyAllocator(num_blocks, 1 << log_chunk), BuddyBitmap(num_blocks, 1 << log_chunk)
     held: dict[int, int] = {}
     for log_size, choice in steps:

@@ -27,14 +27,19 @@ MAX_MODEL_LEN = 64
 COSTS = CostModel("test", 1.0, 0.1, 0.0, 0.01, 0.5, 2.0, 0.0, 0.0)
 
 
-def request(number: int, prompt: int, output: int, arrival: float = 0.0, prefix_id: str | None = None, n: int = 1) -> Request:
+def request(
+    number: int, prompt: int, output: int, arrival: float = 0.0, prefix_id: str | None = None, n: int = 1
+) -> Request:
     return Request(number, arrival, prompt, output, SamplingParams(n=n), prefix_id)
 
 
-def scheduler_of(*requests: Request, blocks: int = 1000, size: int = 4, manager: KVCacheManager | None = None,
-                 **config: object) -> ChunkedPrefillScheduler:
+def scheduler_of(
+    *requests: Request, blocks: int = 1000, size: int = 4, manager: KVCacheManager | None = None, **config: object
+) -> ChunkedPrefillScheduler:
     manager = manager or PagedKVCacheManager(blocks, size, watermark=0.0)
-    scheduler = ChunkedPrefillScheduler(manager, ChunkedPrefillConfig(**{"max_num_seqs": 8, "max_model_len": MAX_MODEL_LEN} | config))
+    scheduler = ChunkedPrefillScheduler(
+        manager, ChunkedPrefillConfig(**{"max_num_seqs": 8, "max_model_len": MAX_MODEL_LEN} | config)
+    )
     for one in requests:
         scheduler.add(one)
     return scheduler
@@ -44,9 +49,11 @@ def step(scheduler: ChunkedPrefillScheduler) -> tuple[list[int], list[tuple[int,
     """Who decoded; (who, from, to) of prompts; who was driven out."""
     output = scheduler.schedule()
     scheduler.update(output)
-    return ([group.request.request_id for group in output.decodes],
-            [(part.group.request.request_id, part.num_cached, part.num_tokens) for part in output.prefills + output.chunks],
-            [group.request.request_id for group in output.preempted])
+    return (
+        [group.request.request_id for group in output.decodes],
+        [(part.group.request.request_id, part.num_cached, part.num_tokens) for part in output.prefills + output.chunks],
+        [group.request.request_id for group in output.preempted],
+    )
 
 
 # Small cases
@@ -73,7 +80,13 @@ def test_paged_blocks_follow_the_chunks_and_a_contiguous_chunk_is_there_at_once(
 def test_a_prompt_under_way_is_the_first_to_be_driven_out_and_starts_again():
     scheduler = scheduler_of(request(0, 4, 9), request(1, 12, 1), blocks=4, max_num_seqs=2, max_num_batched_tokens=5)
     assert [step(scheduler) for _ in range(6)] == [
-        ([], [(0, 0, 4), (1, 0, 1)], []), ([0], [(1, 1, 5)], []), ([0], [], []), ([0], [], []), ([0], [], []), ([0], [], [1])]
+        ([], [(0, 0, 4), (1, 0, 1)], []),
+        ([0], [(1, 1, 5)], []),
+        ([0], [], []),
+        ([0], [], []),
+        ([0], [], []),
+        ([0], [], [1]),
+    ]
     assert step(scheduler)[1] == [(1, 0, 4)] and scheduler.num_preemptions == 1
 
 
@@ -85,29 +98,34 @@ def test_a_stored_prefix_is_not_computed_again():
 
 
 def test_without_chunking_a_prompt_waits_until_it_fits_whole():
-    scheduler = scheduler_of(request(0, 60, 3), request(1, 6, 2), max_num_batched_tokens=65, enable_chunked_prefill=False)
+    scheduler = scheduler_of(
+        request(0, 60, 3), request(1, 6, 2), max_num_batched_tokens=65, enable_chunked_prefill=False
+    )
     assert [step(scheduler)[:2] for _ in range(2)] == [([], [(0, 0, 60)]), ([0], [(1, 0, 6)])]
 
 
 def test_the_first_token_comes_with_the_end_of_the_prompt_and_usage_counts_what_is_under_way():
     samples = UsageSamples(0.0, 100.0, interval_s=0.5)
     engine = Engine(scheduler_of(max_num_batched_tokens=10), SimulatedExecutor(COSTS), observers=(samples,))
-    outcome, = engine.run([request(0, 30, 3)])
+    (outcome,) = engine.run([request(0, 30, 3)])
     chunk = 1.0 + 10 * 0.5 - 2.0  # fixed + tokens - what hides behind the weights
     assert outcome.first_token_s == pytest.approx(3 * chunk + 0.1)  # the last chunk samples a sequence
     assert outcome.finish_s - outcome.first_token_s == pytest.approx(2 * 1.1 + 0.01 * (31 + 32))
     assert [sample.token_states for sample in samples.samples] == [10, 20, 30, 31, 32]
 
 
-@pytest.mark.parametrize("config, match", [
-    ({"enable_chunked_prefill": False, "max_num_batched_tokens": 2048}, "not greater than max_model_len = 2048"),
-    ({"enable_chunked_prefill": False, "max_num_batched_tokens": 1024}, "enable_chunked_prefill"),
-    ({"max_num_batched_tokens": None}, "token budget"),
-    ({"max_num_seqs": 512, "max_num_batched_tokens": 256}, "max_num_seqs"),
-    ({"max_model_len": 0}, "max_model_len"),
-    ({"preemption": PreemptionMode.SWAP}, "swap"),
-    ({"batching": Batching.REQUEST}, "request"),
-])
+@pytest.mark.parametrize(
+    "config, match",
+    [
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 2048}, "not greater than max_model_len = 2048"),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 1024}, "enable_chunked_prefill"),
+        ({"max_num_batched_tokens": None}, "token budget"),
+        ({"max_num_seqs": 512, "max_num_batched_tokens": 256}, "max_num_seqs"),
+        ({"max_model_len": 0}, "max_model_len"),
+        ({"preemption": PreemptionMode.SWAP}, "swap"),
+        ({"batching": Batching.REQUEST}, "request"),
+    ],
+)
 def test_settings_that_cannot_work_are_refused_at_construction(config, match):
     with pytest.raises(UserError, match=match):
         ChunkedPrefillConfig(**config)
@@ -117,8 +135,14 @@ def test_a_budget_above_the_maximum_length_needs_no_chunking():
     assert not ChunkedPrefillConfig(enable_chunked_prefill=False, max_num_batched_tokens=2049).enable_chunked_prefill
 
 
-@pytest.mark.parametrize("wrong, match", [(request(0, 60, 5), "longer than max_model_len"), (request(0, 30, 11), "does not fit"),
-                                          (request(0, 3, 3, n=2), "submit 2 requests")])
+@pytest.mark.parametrize(
+    "wrong, match",
+    [
+        (request(0, 60, 5), "longer than max_model_len"),
+        (request(0, 30, 11), "does not fit"),
+        (request(0, 3, 3, n=2), "submit 2 requests"),
+    ],
+)
 def test_requests_that_cannot_run_are_refused(wrong, match):
     with pytest.raises(UserError, match=match):
         scheduler_of(blocks=8).add(wrong)
@@ -129,7 +153,8 @@ def test_requests_that_cannot_run_are_refused(wrong, match):
 
 @dataclass(frozen=True)
 class Run:
-    """Requests that get in each other's way: a pool for the largest of them and little more, a small budget, few seats."""
+    """Requests that get in each other's way: a pool for the largest of them and little more, a small budget, few
+    seats."""
 
     requests: tuple[Request, ...]
     size: int
@@ -150,8 +175,12 @@ class Run:
         return manager
 
     def contiguous(self) -> KVCacheManager:
-        return ContiguousKVCacheManager(MAX_MODEL_LEN // self.size * (1 + self.spare_blocks % 3), self.size,
-                                        reservation=reserve_oracle, max_model_len=MAX_MODEL_LEN)
+        return ContiguousKVCacheManager(
+            MAX_MODEL_LEN // self.size * (1 + self.spare_blocks % 3),
+            self.size,
+            reservation=reserve_oracle,
+            max_model_len=MAX_MODEL_LEN,
+        )
 
 
 @st.composite
@@ -162,23 +191,41 @@ def runs(draw: st.DrawFn) -> Run:
     longest_prompt, longest_output = rng.choice(((40, 8), (8, 40), (30, 24)))
     for number in range(rng.randint(3, 12)):
         arrival += rng.choice((0, 0, 0, 1, 3, 9))
-        requests.append(request(number, rng.randint(1, longest_prompt), rng.choice((1, 2, rng.randint(1, longest_output))), float(arrival),
-                                rng.choice((None, "system"))))
+        requests.append(
+            request(
+                number,
+                rng.randint(1, longest_prompt),
+                rng.choice((1, 2, rng.randint(1, longest_output))),
+                float(arrival),
+                rng.choice((None, "system")),
+            )
+        )
     seats = draw(st.integers(1, 8))
-    config = ChunkedPrefillConfig(max_num_seqs=seats, max_num_batched_tokens=seats + draw(st.sampled_from((0, 1, 3, 7, 20, 100))),
-                                  max_model_len=MAX_MODEL_LEN)
+    config = ChunkedPrefillConfig(
+        max_num_seqs=seats,
+        max_num_batched_tokens=seats + draw(st.sampled_from((0, 1, 3, 7, 20, 100))),
+        max_model_len=MAX_MODEL_LEN,
+    )
     if config.max_num_batched_tokens > MAX_MODEL_LEN and rng.random() < 0.5:
         config = replace(config, enable_chunked_prefill=False)
-    return Run(tuple(requests), draw(st.sampled_from((4, 1, 2, 8))), draw(st.integers(0, 8)), rng.choice((0.0, 0.1)), rng.choice((0, 9)),
-               config, seed, rng.choice((0.0, 0.02)), rng.choice((1, 5, 1000)))
+    return Run(
+        tuple(requests),
+        draw(st.sampled_from((4, 1, 2, 8))),
+        draw(st.integers(0, 8)),
+        rng.choice((0.0, 0.1)),
+        rng.choice((0, 9)),
+        config,
+        seed,
+        rng.choice((0.0, 0.02)),
+        rng.choice((1, 5, 1000)),
+    )
 
 
 class Replay:
     """Runs a scheduler as an engine and an executor would, with token ids in place of K and V.
 
-    Knows the requests and what each has generated; from this alone it says who must decode, what must be computed and what
-    each slot must hold. `seen` counts what happened.
-    """
+    Knows the requests and what each has generated; from this alone it says who must decode, what must be computed and
+    what each slot must hold. `seen` counts what happened."""
 
     def __init__(self, run: Run, manager: KVCacheManager) -> None:
         self.run, self.manager = run, manager
@@ -193,7 +240,7 @@ class Replay:
         self.prefix = [next(self.ids) for _ in range(run.prefix_tokens)]
         self.prefix_blocks = manager.prefix_blocks("system") if manager.shares else []
         for index, block in enumerate(self.prefix_blocks):
-            self.pool.gpu[block] = self.prefix[index * manager.block_size:(index + 1) * manager.block_size]
+            self.pool.gpu[block] = self.prefix[index * manager.block_size : (index + 1) * manager.block_size]
 
     def to_the_end(self) -> Counter[str]:
         upcoming, now, worked = deque(self.run.requests), 0, 0
@@ -203,7 +250,7 @@ class Replay:
             while upcoming and upcoming[0].arrival_s <= now:
                 one = upcoming.popleft()
                 group = self.scheduler.add(one)
-                prompt = self.prefix[:one.prompt_tokens] if one.prefix_id else []
+                prompt = self.prefix[: one.prompt_tokens] if one.prefix_id else []
                 self.history[group] = prompt + [next(self.ids) for _ in range(one.prompt_tokens - len(prompt))]
                 self.stored[group] = 0
             if not self.scheduler.has_work:
@@ -246,9 +293,14 @@ class Replay:
         self.running.update(part.group for part in output.prefills)
         for group in self.running:
             self.history[group].append(next(self.ids))
-        stopped = [(group, group.seqs[0]) for group in sorted(self.running, key=lambda group: group.request.request_id)
-                   if self.random.random() < self.run.stop_rate]
-        ended = {group for group in self.running if self.generated(group) == group.request.output_tokens} | {group for group, _ in stopped}
+        stopped = [
+            (group, group.seqs[0])
+            for group in sorted(self.running, key=lambda group: group.request.request_id)
+            if self.random.random() < self.run.stop_rate
+        ]
+        ended = {group for group in self.running if self.generated(group) == group.request.output_tokens} | {
+            group for group, _ in stopped
+        }
         assert set(scheduler.update(output, None, stopped)) == ended
         for group in ended:
             self.running.remove(group)
@@ -282,14 +334,20 @@ class Replay:
             assert (part.num_tokens == len(self.history[group])) == (part in output.prefills)
             self.seen["cached"] += bool(cached)
         if output.chunks:  # cut only by the budget, and only the last one
-            assert len(output.chunks) == 1 and num_tokens == config.max_num_batched_tokens and config.enable_chunked_prefill
+            assert (
+                len(output.chunks) == 1
+                and num_tokens == config.max_num_batched_tokens
+                and config.enable_chunked_prefill
+            )
             self.seen["cut"] += 1
         started = [part.group.request.request_id for part in parts]
         assert started == sorted(started)
         waiting = [group.request.request_id for group in self.scheduler.waiting]
         holders = [group.request.request_id for group in self.running] + started
         assert waiting == sorted(waiting) and (not waiting or not holders or max(holders) < waiting[0])
-        held = len(set(holders) | ({self.scheduler.prefilling.request.request_id} if self.scheduler.prefilling else set()))
+        held = len(
+            set(holders) | ({self.scheduler.prefilling.request.request_id} if self.scheduler.prefilling else set())
+        )
         assert held <= config.max_num_seqs
 
     def check_memory(self, told: dict[SequenceGroup, int]) -> None:
@@ -331,12 +389,20 @@ def test_every_rule_holds_and_every_token_is_in_its_slot_on_random_runs(layout):
 @given(runs())
 def test_with_room_for_every_prompt_it_decides_like_the_plain_scheduler(run):
     logs: list[list[Event]] = [[], []]
-    config = {"max_num_seqs": run.config.max_num_seqs, "max_num_batched_tokens": 10_000, "preemption": PreemptionMode.RECOMPUTE}
+    config = {
+        "max_num_seqs": run.config.max_num_seqs,
+        "max_num_batched_tokens": 10_000,
+        "preemption": PreemptionMode.RECOMPUTE,
+    }
     chunked = ChunkedPrefillScheduler(run.paged(), ChunkedPrefillConfig(max_model_len=MAX_MODEL_LEN, **config), logs[0])
-    outcomes = [Engine(scheduler, SimulatedExecutor(COSTS)).run(run.requests)
-                for scheduler in (chunked, Scheduler(run.paged(), SchedulerConfig(**config), logs[1]))]
+    outcomes = [
+        Engine(scheduler, SimulatedExecutor(COSTS)).run(run.requests)
+        for scheduler in (chunked, Scheduler(run.paged(), SchedulerConfig(**config), logs[1]))
+    ]
     assert logs[0] == logs[1]
-    assert [(one.first_token_s, one.finish_s) for one in outcomes[0]] == [(one.first_token_s, one.finish_s) for one in outcomes[1]]
+    assert [(one.first_token_s, one.finish_s) for one in outcomes[0]] == [
+        (one.first_token_s, one.finish_s) for one in outcomes[1]
+    ]
 
 
 class EachIteration(Observer):

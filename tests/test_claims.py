@@ -16,7 +16,7 @@ from repro.claims.rules import at, leaves, worst
 from repro.errors import UserError
 
 CLAIMS = claims.load()
-LEAVES = st.one_of(st.none(), st.booleans(), st.floats(-1e6, 1e6), st.integers(-10**6, 10**6), st.text(max_size=3))
+LEAVES = st.one_of(st.none(), st.booleans(), st.floats(-1e6, 1e6), st.integers(-(10**6), 10**6), st.text(max_size=3))
 
 
 def verdict(rule, paper_value, ours):
@@ -34,6 +34,7 @@ def filled(tree, value):
 
 def perfect(claim):
     """A judgement's `ours` that meets every rule of the claim."""
+
     def value(path, leaf):
         rule = claim.rule_of(path)
         if rule.type == "predicate":
@@ -41,13 +42,15 @@ def perfect(claim):
         if rule.type in ("below", "at-most"):
             return rule.options.get("limit", leaf) * 0.5
         return leaf
+
     return filled(claim.value, value)
 
 
 # The data
 
+
 def test_all_claims_of_both_lists_are_there_in_order(reference_dir):
-    for mine, reference in (("paper", "claims"), ("later", "more_claims")):
+    for _mine, reference in (("paper", "claims"), ("later", "more_claims")):
         path = reference_dir / "paper" / f"{reference}.yaml"
         for entry in yaml.safe_load(path.read_text()):
             claim = CLAIMS[entry["id"]]
@@ -67,10 +70,12 @@ def test_drawn_ratios_in_the_data_follow_from_the_drawn_curves():
             assert round(panel["vllm"] / panel[other], 2) == ratio
     panel = rates["opt-175b/alpaca"]
     assert CLAIMS["opt175b-alpaca-compute-bound"].value == {
-        other: round(panel["vllm"] / panel[other], 2) for other in ("orca-oracle", "orca-pow2")}
+        other: round(panel["vllm"] / panel[other], 2) for other in ("orca-oracle", "orca-pow2")
+    }
     panel = paper.crossings("fig17", 0.5)["opt-13b/chatbot"]
     assert CLAIMS["fig17-chatbot"].value == {
-        other: round(panel["vllm"] / panel[other], 2) for other in ("orca-max", "orca-pow2", "orca-oracle")}
+        other: round(panel["vllm"] / panel[other], 2) for other in ("orca-max", "orca-pow2", "orca-oracle")
+    }
 
 
 def test_fig12_has_24_crossings_and_fastertransformer_apart():
@@ -82,8 +87,9 @@ def test_fig12_has_24_crossings_and_fastertransformer_apart():
 
 def test_inconsistent_claims_are_refused():
     def make(**changes):
-        fields = dict(id="x", where="", kind="exact", says="", value={"a": 1}, unit="", rule="",
-                      judge={"a": Rule("equal", {})})
+        fields = dict(
+            id="x", where="", kind="exact", says="", value={"a": 1}, unit="", rule="", judge={"a": Rule("equal", {})}
+        )
         return Claim(**fields | changes)
 
     make()
@@ -97,32 +103,36 @@ def test_inconsistent_claims_are_refused():
 
 # The rules
 
-@pytest.mark.parametrize("rule, paper_value, ours, expected", [
-    ({"type": "equal"}, 5, 5.0, True),
-    ({"type": "equal"}, 5, 5.0001, False),
-    ({"type": "equal"}, 1, True, False),
-    ({"type": "printed-digits"}, 15.7, 15.728, True),
-    ({"type": "printed-digits"}, 15.7, 15.7501, False),
-    ({"type": "printed-digits"}, 26, 25.71, True),
-    ({"type": "printed-digits"}, 26, 25.49, False),
-    ({"type": "within", "percent": 5}, 20, 21, True),
-    ({"type": "within", "percent": 5}, 20, 18.99, False),
-    ({"type": "within", "percent": 5}, 0.0, 0.1, False),
-    ({"type": "within", "absolute": 3}, 0.0, 3.0, True),
-    ({"type": "within", "absolute": 3}, 0.0, -3.1, False),
-    ({"type": "within", "factor": 2}, 10, 5, True),
-    ({"type": "within", "factor": 2}, 10, 21, False),
-    ({"type": "within", "percent": 5}, 1, "1", False),
-    ({"type": "below"}, 4, 4, False),
-    ({"type": "below", "limit": 1.3}, "hardly", 1.29, True),
-    ({"type": "at-most"}, 15, 15, True),
-    ({"type": "at-most"}, 15, 16, False),
-    ({"type": "above", "limit": 90}, 97, 90, False),
-    ({"type": "inside", "low": 60, "high": 80}, 60, 80, True),
-    ({"type": "inside", "low": 60, "high": 80}, 60, 80.1, False),
-    ({"type": "predicate"}, "always", True, True),
-    ({"type": "predicate"}, "always", False, False),
-])
+
+@pytest.mark.parametrize(
+    "rule, paper_value, ours, expected",
+    [
+        ({"type": "equal"}, 5, 5.0, True),
+        ({"type": "equal"}, 5, 5.0001, False),
+        ({"type": "equal"}, 1, True, False),
+        ({"type": "printed-digits"}, 15.7, 15.728, True),
+        ({"type": "printed-digits"}, 15.7, 15.7501, False),
+        ({"type": "printed-digits"}, 26, 25.71, True),
+        ({"type": "printed-digits"}, 26, 25.49, False),
+        ({"type": "within", "percent": 5}, 20, 21, True),
+        ({"type": "within", "percent": 5}, 20, 18.99, False),
+        ({"type": "within", "percent": 5}, 0.0, 0.1, False),
+        ({"type": "within", "absolute": 3}, 0.0, 3.0, True),
+        ({"type": "within", "absolute": 3}, 0.0, -3.1, False),
+        ({"type": "within", "factor": 2}, 10, 5, True),
+        ({"type": "within", "factor": 2}, 10, 21, False),
+        ({"type": "within", "percent": 5}, 1, "1", False),
+        ({"type": "below"}, 4, 4, False),
+        ({"type": "below", "limit": 1.3}, "hardly", 1.29, True),
+        ({"type": "at-most"}, 15, 15, True),
+        ({"type": "at-most"}, 15, 16, False),
+        ({"type": "above", "limit": 90}, 97, 90, False),
+        ({"type": "inside", "low": 60, "high": 80}, 60, 80, True),
+        ({"type": "inside", "low": 60, "high": 80}, 60, 80.1, False),
+        ({"type": "predicate"}, "always", True, True),
+        ({"type": "predicate"}, "always", False, False),
+    ],
+)
 def test_rules(rule, paper_value, ours, expected):
     assert verdict(rule, paper_value, ours) is (Verdict.REPRODUCED if expected else Verdict.DIFFERS)
 
@@ -132,17 +142,30 @@ def test_a_predicate_needs_a_truth_value():
         verdict({"type": "predicate"}, "always", 1)
 
 
-@pytest.mark.parametrize("kind, expected", [("report", Verdict.REPORTED), ("contradictory", Verdict.CONTRADICTORY),
-                                            ("calibration", Verdict.CALIBRATION), ("input", Verdict.INPUT)])
+@pytest.mark.parametrize(
+    "kind, expected",
+    [
+        ("report", Verdict.REPORTED),
+        ("contradictory", Verdict.CONTRADICTORY),
+        ("calibration", Verdict.CALIBRATION),
+        ("input", Verdict.INPUT),
+    ],
+)
 def test_rules_that_decide_nothing_never_say_reproduced(kind, expected):
     assert verdict({"type": kind}, 1, 1) is expected
     assert verdict({"type": kind}, 1, None) is Verdict.NOT_RUN
 
 
-@pytest.mark.parametrize("rule", [
-    {"type": "close"}, {"type": "within"}, {"type": "within", "percent": 1, "absolute": 1},
-    {"type": "equal", "percent": 1}, {"type": "inside", "low": 1},
-])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"type": "close"},
+        {"type": "within"},
+        {"type": "within", "percent": 1, "absolute": 1},
+        {"type": "equal", "percent": 1},
+        {"type": "inside", "low": 1},
+    ],
+)
 def test_unknown_rules_and_options_are_refused(rule):
     with pytest.raises(ValueError):
         Rule.parse(rule)
@@ -159,6 +182,7 @@ def test_a_quorum_allows_few_misses_and_none_far_off():
 
 # From rules to claims
 
+
 @pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
 def test_no_claim_is_reproduced_with_a_key_missing(claim):
     ours = perfect(claim)
@@ -168,7 +192,7 @@ def test_no_claim_is_reproduced_with_a_key_missing(claim):
     assert (full is Verdict.REPRODUCED) == (bool(decided) and not undecided)
     assert full not in (Verdict.DIFFERS, Verdict.NOT_RUN, Verdict.INPUT)
     for missing, _ in leaves(claim.value):
-        partial = filled(claim.value, lambda path, leaf: None if path == missing else at(ours, path))
+        partial = filled(claim.value, lambda path, leaf, gone=missing: None if path == gone else at(ours, path))
         assert judge_entry(claim, partial)[0] is Verdict.NOT_RUN
 
 
@@ -177,8 +201,9 @@ def test_no_claim_is_reproduced_with_a_key_missing(claim):
 @given(data=st.data())
 def test_the_claim_takes_the_worst_of_its_keys(claim, data):
     predicate = st.one_of(st.none(), st.booleans())
-    ours = filled(claim.value, lambda path, leaf: data.draw(
-        predicate if claim.rule_of(path).type == "predicate" else LEAVES))
+    ours = filled(
+        claim.value, lambda path, leaf: data.draw(predicate if claim.rule_of(path).type == "predicate" else LEAVES)
+    )
     total, verdicts = judge_entry(claim, ours)
     parts = [part for _, part in leaves(verdicts)]
     assert total is worst(parts)
@@ -205,6 +230,7 @@ def test_judgements_hold_plain_finite_numbers():
 
 
 # The ledger
+
 
 def entries_of(folder):
     return {entry["id"]: entry for entry in json.loads((folder / "claims.json").read_text())}
@@ -281,6 +307,7 @@ def test_bugs_and_broken_files_are_refused(tmp_path):
 
 
 # The arithmetic
+
 
 @pytest.mark.parametrize("claim_id", COMPUTE)
 def test_exact_claims_are_reproduced_by_their_sums(claim_id):

@@ -37,9 +37,7 @@ def written(project: FakeProject) -> list[str]:
     )
 
 
-def test_reproduce_goes_on_after_a_failure(
-    project: FakeProject, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_reproduce_goes_on_after_a_failure(project: FakeProject, capfd: pytest.CaptureFixture[str]) -> None:
     project.add_experiment("failing", "  fault: user\n")
     assert main(["reproduce"]) == 1
     output = capfd.readouterr()
@@ -124,8 +122,18 @@ def test_verify_names_the_first_thing_that_was_changed(drawn: FakeProject, capfd
 
     changed(rows, "3.0", "3.1", "rows_hash is", "rows.csv")
     changed(figures / "tiny.csv", "3.0", "3.1", "rows_hash is", "tiny.csv")
-    changed(figures / "tiny.json", '"exact"', '"measured"', "evidence is ['exact'] in the figure and ['measured'] in tiny.json")
-    changed(figures / "tiny.svg", "stroke-linejoin", "stroke-linecap", "tiny.svg: drawn again from these rows, it comes out differ")
+    changed(
+        figures / "tiny.json",
+        '"exact"',
+        '"measured"',
+        "evidence is ['exact'] in the figure and ['measured'] in tiny.json",
+    )
+    changed(
+        figures / "tiny.svg",
+        "stroke-linejoin",
+        "stroke-linecap",
+        "tiny.svg: drawn again from these rows, it comes out differ",
+    )
     changed(drawn.parameter_file, "[3, 1, 2]", "[3, 1]", "parameters_hash is")
     drawn.edit_study("SLOPE = 0.1", "SLOPE = 0.3")
     says("code_hash is")
@@ -157,10 +165,7 @@ def test_lengths_go_to_a_folder_of_their_own_with_all_figures(
     project: FakeProject, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "pairs.csv").write_text("1,2\n")
-    assert (
-        main(["reproduce", "--scale", "smoke", "--only", "tiny", "--lengths", str(tmp_path / "pairs.csv")])
-        == 0
-    )
+    assert main(["reproduce", "--scale", "smoke", "--only", "tiny", "--lengths", str(tmp_path / "pairs.csv")]) == 0
     assert written(project) == [
         f"results/custom/{name}"
         for name in (
@@ -220,8 +225,7 @@ def test_a_function_defined_in_a_notebook_enters_the_key_with_its_source(project
     project.edit_study("def latency(rate, seed):", "def latency(rate, seed, policy):")
     project.edit_study("latency(rate, seed)}", "latency(rate, seed, lengths)}")
     sweep = (
-        "def policy(length):\n    return length {}\n\n"
-        'experiment.open("tiny", overrides=dict(lengths=policy)).rows()'
+        'def policy(length):\n    return length {}\n\nexperiment.open("tiny", overrides=dict(lengths=policy)).rows()'
     )
     project.write_notebook(
         CELLS[0],
@@ -246,9 +250,7 @@ def test_ctrl_c_says_how_to_go_on(project: FakeProject) -> None:
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert error.endswith(
-        "repro: interrupted; finished points are kept, the same command goes on from there\n"
-    )
+    assert error.endswith("repro: interrupted; finished points are kept, the same command goes on from there\n")
     assert "Traceback" not in error
     assert 1 <= len(list(points.glob("[0-9a-f]*.json"))) < 6
     assert not list(points.glob(".in-flight*"))  # the kernel ended in good order
@@ -313,9 +315,7 @@ def test_a_bad_notebook_is_refused(
 
 
 @pytest.mark.parametrize("arguments", [[], ["nothing"], ["run"], ["run", "a", "b"], ["list", "--x"], ["-p"]])
-def test_unknown_commands_and_options_exit_with_2(
-    arguments: list[str], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_commands_and_options_exit_with_2(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2 and "usage:" in capfd.readouterr().err
@@ -357,9 +357,7 @@ def test_the_projects_notebooks_are_thin_and_have_their_parameter_file(path: Pat
     assert (REPOSITORY / "experiments" / f"{path.stem}.yaml").is_file()
 
 
-def test_every_experiment_has_its_notebook_and_its_parameters_are_valid(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_experiment_has_its_notebook_and_its_parameters_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     from repro import experiment
 
     for name in ("REPRO_ROOT", "REPRO_STUDIES"):

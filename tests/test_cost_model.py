@@ -15,8 +15,17 @@ from repro.scheduler import Prefill, SchedulerOutput
 from repro.sequence import Request, SamplingParams, SequenceGroup
 
 OPT_13B = DEPLOYMENTS["opt-13b"]
-UNIT = CostModel("unit", fixed_s=1.0, per_seq_s=10.0, per_group_s=100.0, per_context_token_s=1000.0, per_prefill_token_s=2.0,
-                 weight_read_s=6.0, copy_per_block_s=1e5, swap_per_block_s=1e6)
+UNIT = CostModel(
+    "unit",
+    fixed_s=1.0,
+    per_seq_s=10.0,
+    per_group_s=100.0,
+    per_context_token_s=1000.0,
+    per_prefill_token_s=2.0,
+    weight_read_s=6.0,
+    copy_per_block_s=1e5,
+    swap_per_block_s=1e6,
+)
 
 
 def group(n=1):
@@ -90,10 +99,17 @@ def test_datasheet_profile_is_the_roofline():
         assert costs.per_seq_s == costs.per_group_s == 0
 
 
-@pytest.mark.parametrize("arguments, named", [
-    (dict(profile="a100-2032"), "a100-2032"), (dict(split="half"), "half"), (dict(anchor="opt-13b/wmt"), "opt-13b/wmt"),
-    (dict(prefill_efficiency=0.0), "0.0"), (dict(prefill_efficiency=1.5), "1.5"), (dict(anchor_ms=-50.0), "fixed_s"),
-])
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        (dict(profile="a100-2032"), "a100-2032"),
+        (dict(split="half"), "half"),
+        (dict(anchor="opt-13b/wmt"), "opt-13b/wmt"),
+        (dict(prefill_efficiency=0.0), "0.0"),
+        (dict(prefill_efficiency=1.5), "1.5"),
+        (dict(anchor_ms=-50.0), "fixed_s"),
+    ],
+)
 def test_bad_settings_are_refused_by_name(arguments, named):
     if "split" in arguments:
         arguments["anchor"] = "opt-13b/sharegpt"

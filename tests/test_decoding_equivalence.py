@@ -1,4 +1,5 @@
-"""The comparison of tokens: that it finds them equal, that it would notice if they were not, and what counts as no difference."""
+"""The comparison of tokens: that it finds them equal, that it would notice if they were not, and what counts as no
+difference."""
 
 import dataclasses
 import importlib.util
@@ -65,7 +66,10 @@ def test_an_undecided_token_is_no_difference_and_is_listed(rows):
     first = rows.index[0]
     rows.loc[first, ["equal", "undecided", "differing"]] = 3, 1, "request 2, token 5: best two logits 1.0e-06 apart"
     assert verdicts(rows)["accuracy-unchanged"]
-    assert "tiny-qwen2, blocks of 1: request 2, token 5: best two logits 1.0e-06 apart" in study.judge(rows, PARAMS)[0].note
+    assert (
+        "tiny-qwen2, blocks of 1: request 2, token 5: best two logits 1.0e-06 apart"
+        in study.judge(rows, PARAMS)[0].note
+    )
 
 
 def test_a_wrong_engine_is_noticed(monkeypatch):
@@ -75,8 +79,13 @@ def test_a_wrong_engine_is_noticed(monkeypatch):
         found = pd.DataFrame(study.mixed_against_alone("tiny-qwen2", 4, 10))
     assert (found["equal"] == 2).all() and set(found["differing"]) == {"request 1; request 2"}  # the random ones
     decode = kernels.paged_decode_attention
-    monkeypatch.setattr(kernels, "paged_decode_attention", lambda q, k, v, tables, lengths, scale, *rest, **options: decode(
-        q, k, v, tables, lengths, 2 * scale, *rest, **options))
+    monkeypatch.setattr(
+        kernels,
+        "paged_decode_attention",
+        lambda q, k, v, tables, lengths, scale, *rest, **options: decode(
+            q, k, v, tables, lengths, 2 * scale, *rest, **options
+        ),
+    )
     found = pd.DataFrame(study.against_generate("tiny-qwen2", 4, 10))
     assert (found["equal"] < 4).all() and found["differing"].str.contains("best two logits").all()
 
@@ -88,9 +97,16 @@ def test_without_the_embedded_model_the_others_are_run_and_the_note_says_so(rows
     assert all("SmolLM2 is not installed here" in judged.note for judged in study.judge(rows, params))
 
 
-@pytest.mark.parametrize("wrong, match", [({"models": ("no-such-model",)}, "no-such-model"), ({"models": ()}, "models"),
-                                          ({"prompts": 17}, "prompts"), ({"mixed_tokens": 60}, "mixed_tokens"),
-                                          ({"output_tokens": 0}, "output_tokens")])
+@pytest.mark.parametrize(
+    "wrong, match",
+    [
+        ({"models": ("no-such-model",)}, "no-such-model"),
+        ({"models": ()}, "models"),
+        ({"prompts": 17}, "prompts"),
+        ({"mixed_tokens": 60}, "mixed_tokens"),
+        ({"output_tokens": 0}, "output_tokens"),
+    ],
+)
 def test_what_cannot_be_is_refused(wrong, match):
     with pytest.raises(UserError, match=match):
         study.Params(**wrong)

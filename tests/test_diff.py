@@ -42,9 +42,7 @@ def test_what_moved_is_measured_by_the_seeds() -> None:
     assert within.spread == pytest.approx(0.8) and beyond.spread == pytest.approx(0.2)
     assert beyond.after - beyond.before == pytest.approx(0.5)
     assert "9.1 -> 9.6 (+0.5, +5.49 %; seeds differ by 0.2)" in str(beyond)
-    (alone,) = compare(
-        table().query("seed == 0"), other.query("seed == 0 and (system == 'vllm' or rate > 1)")
-    ).moved
+    (alone,) = compare(table().query("seed == 0"), other.query("seed == 0 and (system == 'vllm' or rate > 1)")).moved
     assert alone.spread is None and alone.beyond and "one seed" in str(alone)
 
 
@@ -74,9 +72,7 @@ def test_a_value_that_appears_has_moved() -> None:
 
 
 @given(st.permutations(range(18)), st.sets(st.integers(0, 17)), st.floats(0.01, 1e6))
-def test_whatever_is_changed_is_found_and_nothing_else(
-    order: list[int], rows: set[int], change: float
-) -> None:
+def test_whatever_is_changed_is_found_and_nothing_else(order: list[int], rows: set[int], change: float) -> None:
     other = table()
     other.loc[sorted(rows), "latency"] += change
     found = compare(table(), other.iloc[order])
@@ -105,17 +101,9 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / "results" / stem).mkdir(parents=True)
         (tmp_path / "results" / stem / "rows.csv").write_bytes(rows_csv(table()))
     (tmp_path / "figures").mkdir()
-    (tmp_path / "results" / "one" / "manifest.json").write_text(
-        '{"parameters": {"seeds": [0]}, "code_hash": "1"}'
-    )
+    (tmp_path / "results" / "one" / "manifest.json").write_text('{"parameters": {"seeds": [0]}, "code_hash": "1"}')
     sidecar = '{"rows": "%s.csv", "parameters": {"seeds": [0, 1]}, "code_hash": "2"}'
-    for name, stem in (
-        ("one_a", "one"),
-        ("one_b", "one"),
-        ("two", "two"),
-        ("gone", "gone"),
-        ("up", "../results/x"),
-    ):
+    for name, stem in (("one_a", "one"), ("one_b", "one"), ("two", "two"), ("gone", "gone"), ("up", "../results/x")):
         (tmp_path / "figures" / f"{name}.json").write_text(sidecar % stem)
     (tmp_path / "figures" / "claims.json").write_text("[]")
     for stem in ("one", "two"):

@@ -43,11 +43,7 @@ def test_a_sound_machine_can_do_everything() -> None:
 
 CPU_TORCH = {"version": "2.13.0+cpu", "build": "CPU", "gpus": []}
 UNSEEN = {"version": "2.13.0", "build": "CUDA 13.0", "gpus": []}
-OLD = {
-    "version": "2.13.0",
-    "build": "CUDA 13.0",
-    "gpus": [{"name": "V100", "memory_gib": 16, "capability": "7.0"}],
-}
+OLD = {"version": "2.13.0", "build": "CUDA 13.0", "gpus": [{"name": "V100", "memory_gib": 16, "capability": "7.0"}]}
 
 
 @pytest.mark.parametrize(
@@ -58,11 +54,7 @@ OLD = {
         ({"torch": UNSEEN}, ["on a GPU"], "580.1"),
         ({"torch": OLD}, ["on a GPU"], "V100 is older"),
         ({"model": None}, ["embedded model"], "make model"),
-        (
-            {"torch": {"error": "libfoo missing"}},
-            ["embedded model", "interpreter", "on a GPU"],
-            "libfoo missing",
-        ),
+        ({"torch": {"error": "libfoo missing"}}, ["embedded model", "interpreter", "on a GPU"], "libfoo missing"),
         ({"hub": False}, ["from the hub"], "HUB=1"),
     ],
 )

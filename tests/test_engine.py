@@ -20,12 +20,7 @@ from repro.events import Event
 from repro.executor.cost_model import CostModel
 from repro.executor.interface import Executor, StepResult
 from repro.executor.simulated import SimulatedExecutor
-from repro.memory import (
-    CacheOp,
-    KVCacheManager,
-    PagedKVCacheManager,
-    reserve_pow2,
-)
+from repro.memory import CacheOp, KVCacheManager, PagedKVCacheManager, reserve_pow2
 from repro.metrics import BatchAverage, UsageSamples
 from repro.scheduler import Batching, PreemptionMode, Scheduler, SchedulerConfig, SchedulerOutput
 from repro.sequence import Request, SamplingParams, SequenceGroup
@@ -169,12 +164,7 @@ def test_advancing_together_decides_exactly_as_single_steps(variant: str, rate: 
         )
         assert without_arrivals(unobserved) == without_arrivals(run) and fewer <= num_outputs
         runs.append(
-            (
-                without_arrivals(run),
-                observers[0].samples,
-                pytest.approx(observers[1].mean, rel=1e-12),
-                num_outputs,
-            )
+            (without_arrivals(run), observers[0].samples, pytest.approx(observers[1].mean, rel=1e-12), num_outputs)
         )
         check_log(run.log, requests, system.scheduler)
     together, single = runs
@@ -195,13 +185,7 @@ def test_advancing_together_under_scarcity(mode: PreemptionMode) -> None:
             config = load.config(mode, batching)
             requests = [replace_beams(request, keep=load.seed % 3 == 0) for request in load.requests]
             runs = [
-                simulate(
-                    requests,
-                    load.scheduler(build, config).manager,
-                    config,
-                    COSTS["per context token"],
-                    together,
-                )
+                simulate(requests, load.scheduler(build, config).manager, config, COSTS["per context token"], together)
                 for together in (True, False)
             ]
             (together, fewer), (single, more) = runs
@@ -217,9 +201,7 @@ def test_advancing_together_under_scarcity(mode: PreemptionMode) -> None:
 def replace_beams(request: Request, keep: bool) -> Request:
     """Beams are never advanced together, so most runs do without; arrivals come several a second."""
     sampling = request.sampling if keep else SamplingParams(n=request.sampling.n)
-    return Request(
-        request.request_id, request.arrival_s / 8, request.prompt_tokens, request.output_tokens, sampling
-    )
+    return Request(request.request_id, request.arrival_s / 8, request.prompt_tokens, request.output_tokens, sampling)
 
 
 def test_a_run_twice_gives_identical_events() -> None:
@@ -279,9 +261,7 @@ def test_an_arrival_at_the_very_end_of_an_iteration_is_in_time() -> None:
 
 def test_the_first_token_is_the_first_one_even_if_it_is_computed_again() -> None:
     requests = [Request(0, 0.0, 8, 6, SamplingParams()), Request(1, 0.0, 8, 3, SamplingParams())]
-    outcomes = Engine(Scheduler(PagedKVCacheManager(4, 4, watermark=0)), SimulatedExecutor(FLAT)).run(
-        requests
-    )
+    outcomes = Engine(Scheduler(PagedKVCacheManager(4, 4, watermark=0)), SimulatedExecutor(FLAT)).run(requests)
     assert [outcome.num_preemptions for outcome in outcomes] == [0, 1]
     assert outcomes[0].first_token_s == outcomes[1].first_token_s == 1.5 + 8
     assert outcomes[1].finish_s > outcomes[0].finish_s
@@ -340,10 +320,7 @@ def test_the_wall_clock_is_read_not_moved(monkeypatch: pytest.MonkeyPatch) -> No
     requests = [Request(0, 0.5, 4, 2, SamplingParams(n=1)), Request(1, 2.0, 4, 40, SamplingParams(n=1))]
     outcomes = Engine(Scheduler(PagedKVCacheManager(100)), Scripted(fake.sleep), WallClock()).run(requests)
     # 0 arrives at 0.5 and takes two steps; then nothing happens until 2.0; 1 stops at its second step.
-    assert [(outcome.first_token_s, outcome.finish_s) for outcome in outcomes] == [
-        (0.625, 0.75),
-        (2.125, 2.25),
-    ]
+    assert [(outcome.first_token_s, outcome.finish_s) for outcome in outcomes] == [(0.625, 0.75), (2.125, 2.25)]
     assert fake.slept == [0.5, 0.125, 0.125, 1.25, 0.125, 0.125]
     clock = WallClock()
     clock.spend(5.0)

@@ -30,9 +30,7 @@ def test_runs_keep_to_the_results_folder_and_a_reader_keeps_his_own_jupyter(
     assert not set(FOLDERS) & set(lab)
 
 
-def test_a_home_that_cannot_be_written_moves_everything(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_home_that_cannot_be_written_moves_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(environment, "is_writable", lambda folder: False)
     lab: dict[str, str] = {"REPRO_RESULTS_DIR": str(tmp_path)}
     prepare_environment(lab, private=False)
@@ -67,7 +65,8 @@ def test_a_driver_is_one_that_answers(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_a_run_under_all_circumstances_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """No make, no network, a closed home, one core, an odd folder and locale; each alone: tests/environment_trials.py."""
+    """No make, no network, a closed home, one core, an odd folder and locale; each alone:
+    tests/environment_trials.py."""
     import environment_trials
 
     assert environment_trials.main(["together"]) == 0

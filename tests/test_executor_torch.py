@@ -43,9 +43,7 @@ CONFIGS = {
         **SHAPE, ffn_dim=64, word_embed_proj_dim=16, init_std=0.3, do_layer_norm_before=False
     ),
     "llama": transformers.LlamaConfig(**SHAPE, intermediate_size=48, initializer_range=0.3),
-    "qwen2": transformers.Qwen2Config(
-        **SHAPE, num_key_value_heads=2, intermediate_size=48, initializer_range=0.3
-    ),
+    "qwen2": transformers.Qwen2Config(**SHAPE, num_key_value_heads=2, intermediate_size=48, initializer_range=0.3),
     "qwen3": transformers.Qwen3Config(
         **SHAPE, num_key_value_heads=1, head_dim=16, intermediate_size=48, initializer_range=0.3
     ),
@@ -53,8 +51,14 @@ CONFIGS = {
 # Queries, keys and values from one projection, positions that are learned or rotary.
 FUSED = {
     "gpt2": transformers.GPT2Config(
-        n_embd=32, n_layer=2, n_head=4, vocab_size=VOCABULARY, n_positions=MAX_LEN, initializer_range=0.3,
-        bos_token_id=None, eos_token_id=None,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        vocab_size=VOCABULARY,
+        n_positions=MAX_LEN,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=None,
     ),
     "gpt-neox": transformers.GPTNeoXConfig(**SHAPE, intermediate_size=48, initializer_range=0.3),
     "phi3": transformers.Phi3Config(**SHAPE, intermediate_size=48, initializer_range=0.3),
@@ -137,9 +141,7 @@ class Timed(Executor):
         return self.simulated.lookahead(output, now_s, until_s)
 
     def execute(self, output) -> StepResult:
-        return dataclasses.replace(
-            self.real.execute(output), durations_s=self.simulated.execute(output).durations_s
-        )
+        return dataclasses.replace(self.real.execute(output), durations_s=self.simulated.execute(output).durations_s)
 
 
 class Stepwise(Timed):
@@ -147,27 +149,19 @@ class Stepwise(Timed):
         return 1
 
 
-def build(
-    name: str, *, setting="vllm", block_size=4, slots=256, cpu_slots=0, model=None, options=None, **scheduler
-):
+def build(name: str, *, setting="vllm", block_size=4, slots=256, cpu_slots=0, model=None, options=None, **scheduler):
     """(scheduler, executor) with NaN in every slot of the pools: reading one that was not written shows."""
     chosen = system(setting).with_scheduler(**scheduler)
     manager = chosen.manager(slots // block_size, block_size, MAX_LEN, cpu_slots // block_size)
     model = model or loaded(name)
-    store = KVStore(
-        model.config, manager.num_blocks, block_size, cpu_slots // block_size, model.dtype, model.device
-    )
+    store = KVStore(model.config, manager.num_blocks, block_size, cpu_slots // block_size, model.dtype, model.device)
     for cache in store.caches + store.cpu_caches:
         cache.fill_(float("nan"))
     return Scheduler(manager, chosen.scheduler, log=[]), TorchExecutor(model, manager, store, **options or {})
 
 
 def trace(
-    seed: int,
-    count: int,
-    params=lambda rng, output: SamplingParams(max_tokens=output, **GREEDY),
-    longest=12,
-    pace=1.5,
+    seed: int, count: int, params=lambda rng, output: SamplingParams(max_tokens=output, **GREEDY), longest=12, pace=1.5
 ) -> list[tuple[Request, tuple[int, ...]]]:
     rng = np.random.default_rng(seed)
     arrival, requests = 0.0, []
@@ -275,9 +269,7 @@ def test_tokens_of_a_mixed_batch_are_those_that_each_request_gets_alone(setting)
 
 
 def test_recomputed_samples_that_have_diverged_keep_their_tokens():
-    requests = trace(
-        4, 10, lambda rng, output: SamplingParams(n=3, seed=7, max_tokens=output, ignore_eos=True)
-    )
+    requests = trace(4, 10, lambda rng, output: SamplingParams(n=3, seed=7, max_tokens=output, ignore_eos=True))
     plenty = run(*build("llama", slots=1024), requests)
     scheduler, executor = build("llama", slots=72, preemption=PreemptionMode.RECOMPUTE)
     assert run(scheduler, executor, requests) == plenty
@@ -297,9 +289,7 @@ def test_simulated_and_real_executor_make_the_same_decisions(setting):
     scheduler, executor = build("opt", **options)
     run(scheduler, executor, requests)
     simulated, _ = build("opt", **options)
-    Engine(simulated, SimulatedExecutor(StepTimes()), VirtualClock()).run(
-        [request for request, _ in requests]
-    )
+    Engine(simulated, SimulatedExecutor(StepTimes()), VirtualClock()).run([request for request, _ in requests])
     assert scheduler._log == simulated._log
     assert {event.kind for event in simulated._log} >= {"arrive", "admit", "finish"}
 
@@ -324,12 +314,7 @@ def test_iterations_run_together_are_those_run_one_by_one():
 def test_a_stop_token_ends_a_sequence_where_generate_ends_it(setting):
     model = dataclasses.replace(loaded("qwen2"), eos=frozenset(range(7, VOCABULARY, 10)))
     requests = [
-        (
-            dataclasses.replace(
-                request, output_tokens=20, sampling=SamplingParams(temperature=0.0, max_tokens=20)
-            ),
-            ids,
-        )
+        (dataclasses.replace(request, output_tokens=20, sampling=SamplingParams(temperature=0.0, max_tokens=20)), ids)
         for request, ids in trace(7, 30)
     ]
     scheduler, executor = build("qwen2", model=model, slots=2048, setting=setting)

@@ -44,9 +44,7 @@ def test_greedy_tokens_are_those_of_generate_on_the_cpu_with_and_without_graphs(
     more = [(1, False), (256, True)] if name == "llama" else []
     for block_size, graphs in [(1, True), (16, True), *more]:
         options = SETTINGS[setting] | ({"slots": 3 * block_size} if block_size == 256 else {})
-        scheduler, executor = build(
-            name, block_size=block_size, model=model, options={"graphs": graphs}, **options
-        )
+        scheduler, executor = build(name, block_size=block_size, model=model, options={"graphs": graphs}, **options)
         tokens = run_at_once(scheduler, executor, requests)
         for request, ids in requests:
             assert_greedy(name, ids, tokens[request.request_id][0])
@@ -102,9 +100,7 @@ def test_preemption_changes_no_token_of_any_kind_of_request(preemption):
 
 def test_beams_are_the_same_as_on_the_cpu():
     requests = trace(4, 8, lambda rng, output: SamplingParams(n=3, use_beam_search=True, max_tokens=output))
-    assert run_at_once(*build("opt", model=on("cuda", "opt")), requests) == run_at_once(
-        *build("opt"), requests
-    )
+    assert run_at_once(*build("opt", model=on("cuda", "opt")), requests) == run_at_once(*build("opt"), requests)
 
 
 def test_a_pool_that_does_not_fit_is_refused():

@@ -100,9 +100,7 @@ def test_editing_what_computes_recomputes_and_editing_what_draws_does_not(projec
     project.edit_study('    """A helper."""', '    """Another docstring."""  # and a comment')
     project.open().rows()
     assert project.calls() == []
-    project.edit_study(
-        "SLOPE = 0.1", "SLOPE = 0.2"
-    )  # a constant that only the helper of the point's function uses
+    project.edit_study("SLOPE = 0.1", "SLOPE = 0.2")  # a constant that only the helper of the point's function uses
     rows = project.open().rows()
     assert project.calls() == ALL and rows["latency"].iloc[0] == pytest.approx(0.6)
 
@@ -162,18 +160,14 @@ def test_a_run_killed_at_any_moment_resumes(project: FakeProject, monkeypatch: p
     kept = {path: path.stat().st_mtime_ns for path in point_files(project)}
     assert 2 <= len(kept) < 6
     project.calls()
-    done = subprocess.run(
-        [sys.executable, str(script)], env=os.environ, check=True, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, str(script)], env=os.environ, check=True, capture_output=True, text=True)
     assert 0 < len(project.calls()) <= 6 - len(kept)
     assert all(path.stat().st_mtime_ns == when for path, when in kept.items())
     assert "an earlier run was killed while it computed tiny: one(" in done.stdout
     assert [path.name for path in point_files(project)[0].parent.glob(".*")] == []
 
 
-def test_measurements_run_with_nothing_beside_them(
-    project: FakeProject, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measurements_run_with_nothing_beside_them(project: FakeProject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBS", "2")
     project.edit_study("weight=rate)", "weight=rate, alone=rate > 1)")
     project.edit_study(
@@ -189,12 +183,8 @@ def test_measurements_run_with_nothing_beside_them(
 
 def test_two_runs_at_once_do_no_harm(project: FakeProject) -> None:
     script = project.folder / "go.py"
-    script.write_text(
-        "from repro import experiment\nif __name__ == '__main__':\n    experiment.open('tiny').rows()\n"
-    )
-    runs = [
-        subprocess.Popen([sys.executable, str(script)], env={**os.environ, "JOBS": "1"}) for _ in range(2)
-    ]
+    script.write_text("from repro import experiment\nif __name__ == '__main__':\n    experiment.open('tiny').rows()\n")
+    runs = [subprocess.Popen([sys.executable, str(script)], env={**os.environ, "JOBS": "1"}) for _ in range(2)]
     assert [run.wait(timeout=120) for run in runs] == [0, 0]
     project.calls()
     assert len(project.open().rows()) == 6 and project.calls() == []
@@ -226,9 +216,7 @@ def test_a_full_disk_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.
 def test_rows_hold_plain_values_only() -> None:
     import numpy as np
 
-    rows = store.check_rows(
-        {"a": np.int64(3), "b": np.float32(0.5), "c": np.bool_(True), "d": None, "e": "text"}
-    )
+    rows = store.check_rows({"a": np.int64(3), "b": np.float32(0.5), "c": np.bool_(True), "d": None, "e": "text"})
     assert rows == [{"a": 3, "b": 0.5, "c": True, "d": None, "e": "text"}]
     assert [type(value) for value in rows[0].values()] == [int, float, bool, type(None), str]
     for bad in (3, [3], {"a": [1]}, {"a": float("inf")}, {1: 2}, {"a": np.zeros(3)}):

@@ -42,7 +42,7 @@ def test_paging_holds_more_requests_in_less_memory(rows: pd.DataFrame) -> None:
 
 def test_the_verdict_is_given_for_the_papers_parameters_only(rows: pd.DataFrame) -> None:
     assert study.judge(rows, SHORT) == []
-    judged, = study.judge(rows, study.Params(seeds=SHORT.seeds))
+    (judged,) = study.judge(rows, study.Params(seeds=SHORT.seeds))
     judge_entry(claims.load()[judged.claim_id], judged.ours)
     assert judged.ours["existing"] == 8 and judged.interval["existing"] == [7, 8]
     assert judged.interval["vllm"][0] < judged.ours["vllm"] < judged.interval["vllm"][1]
@@ -52,13 +52,16 @@ def test_the_figure_can_be_drawn(rows: pd.DataFrame) -> None:
     assert set(study.draw(rows, SHORT)) == set(study.CAPTION)
 
 
-@pytest.mark.parametrize("changes, message", [
-    ({"limits": ()}, "at least one"),
-    ({"limits": (0, 4)}, "from 1 to 256"),
-    ({"kv_gb": (1.0,)}, "cannot hold one request"),
-    ({"kv_gb": (13.0, float("inf"))}, "finite"),
-    ({"rate": 0.0}, "above 0"),
-])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"limits": ()}, "at least one"),
+        ({"limits": (0, 4)}, "from 1 to 256"),
+        ({"kv_gb": (1.0,)}, "cannot hold one request"),
+        ({"kv_gb": (13.0, float("inf"))}, "finite"),
+        ({"rate": 0.0}, "above 0"),
+    ],
+)
 def test_bad_parameters_are_refused_before_any_work(changes: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         study.Params(**changes)

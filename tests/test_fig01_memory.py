@@ -24,8 +24,10 @@ def rows():
 
 def test_every_claim_that_it_judges_holds_unless_the_source_contradicts_itself(rows):
     known = claims.load()
-    verdicts = {judged.claim_id: judge_entry(known[judged.claim_id], judged.ours)[0]
-                for judged in study.judge(rows, study.Params())}
+    verdicts = {
+        judged.claim_id: judge_entry(known[judged.claim_id], judged.ours)[0]
+        for judged in study.judge(rows, study.Params())
+    }
     contradictory = {name for name, verdict in verdicts.items() if verdict is Verdict.CONTRADICTORY}
     assert contradictory == {"table1-slots-66b", "table1-params"}
     assert {verdict for name, verdict in verdicts.items() if name not in contradictory} == {Verdict.REPRODUCED}
@@ -66,12 +68,15 @@ def test_the_figures_have_captions(rows):
     assert set(study.draw(rows, study.Params())) == set(study.CAPTION)
 
 
-@pytest.mark.parametrize("changes, message", [
-    ({"deployments": ()}, "nothing to draw"),
-    ({"deployments": ("opt-30b",)}, "opt-13b"),
-    ({"chunk_slots": (2048, 500)}, "power of two"),
-    ({"chunk_slots": (8, 512)}, "at least 10 slots"),
-])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"deployments": ()}, "nothing to draw"),
+        ({"deployments": ("opt-30b",)}, "opt-13b"),
+        ({"chunk_slots": (2048, 500)}, "power of two"),
+        ({"chunk_slots": (8, 512)}, "at least 10 slots"),
+    ],
+)
 def test_bad_parameters_are_refused_before_any_work(changes, message):
     with pytest.raises(UserError, match=message):
         study.Params(**changes)

@@ -1,4 +1,5 @@
-"""Fig. 2 and 13: parameters are refused before any work, and a policy from a notebook cell is swept like the paper's."""
+"""Fig. 2 and 13: parameters are refused before any work, and a policy from a notebook cell is swept like the
+paper's."""
 
 import os
 import subprocess
@@ -16,21 +17,42 @@ from repro.studies import fig02_memory_waste as study
 from repro.systems import system
 
 
-@pytest.mark.parametrize("changes, named", [
-    (dict(usage_rate=0.0), "usage_rate = 0.0"), (dict(usage_rate=float("nan")), "nan"), (dict(duration_s=-5.0), "-5.0"),
-    (dict(seeds=()), "seeds"), (dict(seeds=(1, 1)), "twice"), (dict(systems=("vlm",)), "unknown system 'vlm'; known: .*vllm"),
-    (dict(model="opt-14b"), "unknown model 'opt-14b'; known: .*opt-13b"), (dict(profile="a100"), "unknown cost profile 'a100'; known"),
-    (dict(block_size=24), "block_size = 24"), (dict(block_size=512), "block_size = 512"), (dict(kv_slots=2048), "kv_slots = 2048"),
-    (dict(kv_slots=0), "kv_slots = 0"),
-])
+@pytest.mark.parametrize(
+    "changes, named",
+    [
+        (dict(usage_rate=0.0), "usage_rate = 0.0"),
+        (dict(usage_rate=float("nan")), "nan"),
+        (dict(duration_s=-5.0), "-5.0"),
+        (dict(seeds=()), "seeds"),
+        (dict(seeds=(1, 1)), "twice"),
+        (dict(systems=("vlm",)), "unknown system 'vlm'; known: .*vllm"),
+        (dict(model="opt-14b"), "unknown model 'opt-14b'; known: .*opt-13b"),
+        (dict(profile="a100"), "unknown cost profile 'a100'; known"),
+        (dict(block_size=24), "block_size = 24"),
+        (dict(block_size=512), "block_size = 512"),
+        (dict(kv_slots=2048), "kv_slots = 2048"),
+        (dict(kv_slots=0), "kv_slots = 0"),
+    ],
+)
 def test_bad_parameters_are_refused_by_name(changes, named):
     with pytest.raises(UserError, match=named):
         replace(study.Params(), **changes)
 
 
 def saturated(name, **changes):
-    arguments = dict(part="fig02", system=system(name), model="opt-13b", workload="sharegpt", rate=4.0, duration_s=600.0, seed=0,
-                     profile="a100-2023", block_size=16, kv_slots=None, lengths=None)
+    arguments = dict(
+        part="fig02",
+        system=system(name),
+        model="opt-13b",
+        workload="sharegpt",
+        rate=4.0,
+        duration_s=600.0,
+        seed=0,
+        profile="a100-2023",
+        block_size=16,
+        kv_slots=None,
+        lengths=None,
+    )
     return study.saturated_run(**arguments | changes)
 
 
@@ -53,8 +75,12 @@ def test_with_the_papers_own_lengths_fig_2_is_the_papers(reference_dir):
     for name in ("orca-max", "orca-pow2", "orca-oracle"):
         row = saturated(name, duration_s=3600.0, lengths=str(reference_dir / "data" / "sharegpt_lengths.csv"))
         assert row["equals_paper_trace"]
-        ours = {"token states": row["token_states"], "reservation": row["reserved"], "internal": row["internal"],
-                "external & others": row["rounding"] + row["free"]}
+        ours = {
+            "token states": row["token_states"],
+            "reservation": row["reserved"],
+            "internal": row["internal"],
+            "external & others": row["rounding"] + row["free"],
+        }
         deviations += [abs(ours[piece] - printed[name][piece]) for piece in ours]
     assert max(deviations) <= 3
     assert sum(deviation <= 1 for deviation in deviations) >= 10
@@ -79,8 +105,13 @@ print("internal", round(usage.loc["orca-mine", "internal"], 6), sorted(figures))
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.format(factor=factor))])
         path = tmp_path / f"mine{len(outputs)}.ipynb"
         nbformat.write(notebook, path)
-        environ = os.environ | {"REPRO_RESULTS_DIR": str(tmp_path / "results"), "REPRO_FIGURES_DIR": str(tmp_path / "figures")}
-        done = subprocess.run([sys.executable, "-c", _EXECUTE, str(path)], cwd=ROOT, env=environ, capture_output=True, text=True)
+        environ = os.environ | {
+            "REPRO_RESULTS_DIR": str(tmp_path / "results"),
+            "REPRO_FIGURES_DIR": str(tmp_path / "figures"),
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", _EXECUTE, str(path)], cwd=ROOT, env=environ, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         outputs.append(done.stdout)
     assert "0/6 points" in outputs[0] or "6 computed" in outputs[0]

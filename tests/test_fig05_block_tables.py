@@ -40,13 +40,16 @@ def test_a_shared_prefix_is_stored_once_and_outlives_its_requests(rows):
 
 
 @pytest.mark.parametrize("column", ["physical", "filled", "ref_count", "blocks_in_use", "blocks_copied"])
-@pytest.mark.parametrize("walk, claim_id", [
-    ("one request", "fig5-7-block-tables"), ("two samples", "fig8-parallel-cow"), ("four beams", "fig9-beam-sharing")])
+@pytest.mark.parametrize(
+    "walk, claim_id",
+    [("one request", "fig5-7-block-tables"), ("two samples", "fig8-parallel-cow"), ("four beams", "fig9-beam-sharing")],
+)
 def test_any_other_state_is_noticed(rows, walk, claim_id, column):
     last = rows.index[rows["walk"] == walk][-1]
     # The last block of a walk becomes its first one, or a count is one more.
-    rows.loc[last, column] = rows.loc[rows["walk"] == walk, column].iloc[0] if column == "physical" else \
-        rows.loc[last, column] + 1
+    rows.loc[last, column] = (
+        rows.loc[rows["walk"] == walk, column].iloc[0] if column == "physical" else rows.loc[last, column] + 1
+    )
     assert verdicts(rows)[claim_id] is False
 
 

@@ -79,8 +79,10 @@ def test_verdicts_follow_the_rows(rows: pd.DataFrame) -> None:
         for value, (low, high) in zip(ours[name], judged["fig11-means"].interval[name]):
             assert low <= value <= high
     doubled = rows.assign(mean_prompt_tokens=2 * rows["mean_prompt_tokens"])
-    verdicts = {judgement.claim_id: judge_entry(known[judgement.claim_id], judgement.ours)[0]
-                for judgement in study.judge(doubled, SMALL)}
+    verdicts = {
+        judgement.claim_id: judge_entry(known[judgement.claim_id], judgement.ours)[0]
+        for judgement in study.judge(doubled, SMALL)
+    }
     assert verdicts["fig11-means"] is Verdict.DIFFERS
     assert "rebuilt" in judged["fig11-means"].note
 
@@ -131,12 +133,15 @@ def test_the_real_pairs_are_the_papers_trace(reference_dir: Path) -> None:
     assert "are those of the paper's trace" in study.judge(rows, params)[0].note
 
 
-@pytest.mark.parametrize("changes, message", [
-    ({"rate": 0.0}, "rate"),
-    ({"duration_s": -1.0}, "duration_s"),
-    ({"seeds": ()}, "seeds"),
-    ({"rate": 1e9}, "lower the rate"),
-])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"rate": 0.0}, "rate"),
+        ({"duration_s": -1.0}, "duration_s"),
+        ({"seeds": ()}, "seeds"),
+        ({"rate": 1e9}, "lower the rate"),
+    ],
+)
 def test_bad_parameters_are_refused_before_any_work(changes: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         study.Params(**changes)

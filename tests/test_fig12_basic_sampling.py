@@ -12,11 +12,18 @@ from repro.studies import fig12_basic_sampling as study
 SMALL = replace(study.Params(), models=("opt-13b",), workloads=("sharegpt",), max_seconds=60.0, seeds=(0,))
 
 
-@pytest.mark.parametrize("changes, named", [
-    (dict(models=("opt-30b",)), "opt-30b"), (dict(models=()), "models"), (dict(workloads=("wmt",)), "unknown workload 'wmt'; known: .*alpaca"),
-    (dict(systems=("orca",)), "unknown system 'orca'"), (dict(max_seconds=0.0), "max_seconds = 0.0"), (dict(precision=-0.1), "precision"),
-    (dict(seeds=(-1,)), "seeds"),
-])
+@pytest.mark.parametrize(
+    "changes, named",
+    [
+        (dict(models=("opt-30b",)), "opt-30b"),
+        (dict(models=()), "models"),
+        (dict(workloads=("wmt",)), "unknown workload 'wmt'; known: .*alpaca"),
+        (dict(systems=("orca",)), "unknown system 'orca'"),
+        (dict(max_seconds=0.0), "max_seconds = 0.0"),
+        (dict(precision=-0.1), "precision"),
+        (dict(seeds=(-1,)), "seeds"),
+    ],
+)
 def test_bad_parameters_are_refused_by_name(changes, named):
     with pytest.raises(UserError, match=named):
         replace(study.Params(), **changes)
@@ -36,9 +43,14 @@ def test_every_rate_that_the_paper_plots_is_run_for_every_seed():
 
 
 def test_faster_transformers_batch_limit_is_the_stated_one():
-    limits = {panel: {a["system"].scheduler.max_num_seqs for p in study.points(study.Params())
-                      if (a := p.arguments)["panel"] == panel and a["system"].name == "faster-transformer"}
-              for panel in paper.figure("fig12")}
+    limits = {
+        panel: {
+            a["system"].scheduler.max_num_seqs
+            for p in study.points(study.Params())
+            if (a := p.arguments)["panel"] == panel and a["system"].name == "faster-transformer"
+        }
+        for panel in paper.figure("fig12")
+    }
     assert limits["opt-13b/sharegpt"] == {5} and limits["opt-13b/alpaca"] == {14}
     assert all(len(values) == 1 for values in limits.values())
 
@@ -49,8 +61,12 @@ def test_rows_figures_and_the_grid_reading():
     figures = study.draw(rows, replace(SMALL, crossings=False))
     assert set(figures) == {"fig12_basic_sampling"} <= set(study.CAPTION)
     assert study.judge(rows, SMALL) == []  # a minute of one panel is no figure
-    curve = pd.DataFrame([dict(part="latency", assumption=study.MAIN, panel="p", system="s", rate=rate, latency_s_per_token=latency)
-                          for rate, latency in ((1.0, 0.1), (2.0, 0.3), (2.0, 0.5), (3.0, 0.7), (3.0, 0.9))])
+    curve = pd.DataFrame(
+        [
+            dict(part="latency", assumption=study.MAIN, panel="p", system="s", rate=rate, latency_s_per_token=latency)
+            for rate, latency in ((1.0, 0.1), (2.0, 0.3), (2.0, 0.5), (3.0, 0.7), (3.0, 0.9))
+        ]
+    )
     assert study.grid_reading(curve, "p", "s") == pytest.approx(2.25)  # half way up is between means 0.4 and 0.8
 
 

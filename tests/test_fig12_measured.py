@@ -1,4 +1,5 @@
-"""Fig. 12 measured: the recorded rows against their replay, what is drawn of rows that are not all there, and what is judged."""
+"""Fig. 12 measured: the recorded rows against their replay, what is drawn of rows that are not all there, and what is
+judged."""
 
 import csv
 
@@ -44,8 +45,19 @@ def ran(system, workload, rate=None, n=1, multiple=None, steps=STEPS, **changes)
     return {"key": key, "code": "c", **found, "multiple": multiple, **setting} | changes
 
 
-GENERATE = {"key": "generate/sharegpt", "code": "c", "kind": "generate", "system": "transformers generate", "workload": "sharegpt",
-            "tokens_per_s": 100.0, "trace_hash": "t", "model": "opt-13b", "dtype": "float16", "kv_slots": SLOTS, "device": "GPU"}
+GENERATE = {
+    "key": "generate/sharegpt",
+    "code": "c",
+    "kind": "generate",
+    "system": "transformers generate",
+    "workload": "sharegpt",
+    "tokens_per_s": 100.0,
+    "trace_hash": "t",
+    "model": "opt-13b",
+    "dtype": "float16",
+    "kv_slots": SLOTS,
+    "device": "GPU",
+}
 
 
 def rows_of(params=study.Params()):
@@ -68,7 +80,11 @@ def test_the_recorded_runs_hold_what_their_replay_holds():
         for piece in PIECES:
             assert again[piece] == pytest.approx(row[piece], abs=0.02), (run, piece)
         assert again["mean_batch"] == pytest.approx(row["mean_batch"], rel=0.05), run
-        assert again["trace_hash"] == row["trace_hash"] and again["evidence"] == "replayed" and row["evidence"] == "recorded"
+        assert (
+            again["trace_hash"] == row["trace_hash"]
+            and again["evidence"] == "replayed"
+            and row["evidence"] == "recorded"
+        )
 
 
 def test_recorded_outputs_have_the_lengths_of_the_trace_and_the_order_is_the_papers():
@@ -78,7 +94,7 @@ def test_recorded_outputs_have_the_lengths_of_the_trace_and_the_order_is_the_pap
     for workload in study.WORKLOADS:
         ours = study.ratios(rows, workload)
         assert ["vllm", *ours] == list(SYSTEMS) and list(ours) == sorted(ours, key=ours.get)
-        assert all(1 < ratio and 0 < off < ratio for ratio, off in ours.values())
+        assert all(ratio > 1 and 0 < off < ratio for ratio, off in ours.values())
         assert study.paper_ratios(workload).keys() == ours.keys()
 
 
@@ -107,8 +123,11 @@ def test_what_a_short_budget_left_out_is_drawn_as_missing(folder):
 def test_latency_is_drawn_once_there_are_rows_and_what_is_not_steady_is_marked(folder):
     saturated = [ran(name, "sharegpt") for name in SYSTEMS]
     rate = {row["system"]: row["finished_rate"] for row in saturated}
-    latency = [ran(name, "sharegpt", multiple * rate[name], multiple=multiple, mark=mark)
-               for name in ("vllm", "orca-max") for multiple, mark in ((0.5, "steady"), (0.8, "too short"), (0.95, "overloaded"))]
+    latency = [
+        ran(name, "sharegpt", multiple * rate[name], multiple=multiple, mark=mark)
+        for name in ("vllm", "orca-max")
+        for multiple, mark in ((0.5, "steady"), (0.8, "too short"), (0.95, "overloaded"))
+    ]
     write(folder, [*saturated, *latency])
     rows = rows_of()
     figures = study.draw(rows, study.Params())
@@ -161,5 +180,7 @@ def test_a_recorded_file_without_runs_is_named(tmp_path, monkeypatch):
     recorded = tmp_path / "root" / "experiments" / "recorded" / "h200" / "serving"
     write(recorded, [{"key": "recompute/16", "code": "c", "kind": "recompute", "device": "GPU", "seconds": 0.01}])
     monkeypatch.setenv("REPRO_ROOT", str(tmp_path / "root"))
-    with pytest.raises(UserError, match="serving.csv holds no run of the kind saturated or latency or generate; measure for longer"):
+    with pytest.raises(
+        UserError, match="serving.csv holds no run of the kind saturated or latency or generate; measure for longer"
+    ):
         study.points(study.Params())

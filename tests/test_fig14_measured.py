@@ -1,4 +1,5 @@
-"""Fig. 14 to 16, 18b and 19b measured: what the recorded rows say, what is drawn of rows that are not all there, what is refused."""
+"""Fig. 14 to 16, 18b and 19b measured: what the recorded rows say, what is drawn of rows that are not all there, what
+is refused."""
 
 import pandas as pd
 import pytest
@@ -30,7 +31,8 @@ def test_the_recorded_gain_over_oracle_is_the_papers_and_grows_with_sharing(shar
 
 
 def test_recorded_savings_are_those_of_prompts_and_of_recorded_beams(sharing):
-    """Samples share what Fig. 15 says within 1.5 points, beams within 7 (another model's beams); the Orcas share nothing."""
+    """Samples share what Fig. 15 says within 1.5 points, beams within 7 (another model's beams); the Orcas share
+    nothing."""
     saving = 100 * sharing.set_index(["system", "method", "n"])["saving"].astype(float)
     for method, within in (("parallel", 1.5), ("beam", 7)):
         for n, drawn in PAPER[method, "alpaca"].items():
@@ -57,15 +59,25 @@ def test_recorded_block_sizes_swapping_and_recomputing_serve_alike_and_large_blo
 
 
 def own(key, load):
-    return {"key": key, "code": "c", **predict(load, DEPLOYMENTS["opt-13b"], STEPS), "kind": key.partition("/")[0], "model": "opt-13b",
-            "dtype": "float16", "kv_slots": SLOTS, "device": "GPU"}
+    return {
+        "key": key,
+        "code": "c",
+        **predict(load, DEPLOYMENTS["opt-13b"], STEPS),
+        "kind": key.partition("/")[0],
+        "model": "opt-13b",
+        "dtype": "float16",
+        "kv_slots": SLOTS,
+        "device": "GPU",
+    }
 
 
 FEW = {"rate": None, "warm_s": 0.5, "stop_s": 2.0}
 
 
 def test_what_a_short_budget_left_out_of_sharing_is_missing_in_the_figures(folder):  # noqa: F811
-    write(folder, [own("sharing/parallel/2/vllm", Load("vllm", "alpaca", n=2, **FEW))])  # no beams, no runs with one sequence
+    write(
+        folder, [own("sharing/parallel/2/vllm", Load("vllm", "alpaca", n=2, **FEW))]
+    )  # no beams, no runs with one sequence
     rows = rows_of(fig14_measured, fig14_measured.Params())
     assert set(rows["evidence"]) == {"measured"} and set(rows["part"]) == {"sharing"}
     assert fig14_measured.gains(rows, "parallel") == {} == fig14_measured.gains(rows, "beam")  # Oracle is not there
@@ -77,11 +89,16 @@ def test_what_a_short_budget_left_out_of_sharing_is_missing_in_the_figures(folde
 def test_alpaca_alone_by_block_size_says_nothing_about_preemption(folder):  # noqa: F811
     write(folder, [own("blocks/8/alpaca", Load("vllm", "alpaca", block_size=8, **FEW))])
     rows = rows_of(fig18b_measured, fig18b_measured.Params())
-    assert fig18b_measured.between_ways(rows) == {} and set(fig18b_measured.draw(rows, fig18b_measured.Params())) == {"fig18b_measured"}
+    assert fig18b_measured.between_ways(rows) == {} and set(fig18b_measured.draw(rows, fig18b_measured.Params())) == {
+        "fig18b_measured"
+    }
 
 
 def test_a_block_size_that_was_not_measured_leaves_a_gap(folder):  # noqa: F811
-    loads = [Load("vllm", "sharegpt", block_size=size, preemption=way, **FEW) for size, way in ((8, "swap"), (64, "swap"), (16, "recompute"))]
+    loads = [
+        Load("vllm", "sharegpt", block_size=size, preemption=way, **FEW)
+        for size, way in ((8, "swap"), (64, "swap"), (16, "recompute"))
+    ]
     write(folder, [own(f"blocks/{load.block_size}/sharegpt/{load.preemption}", load) for load in loads])
     rows = rows_of(fig18b_measured, fig18b_measured.Params())
     assert fig18b_measured.between_ways(rows) == {}
@@ -93,7 +110,9 @@ def test_a_block_size_that_was_not_measured_leaves_a_gap(folder):  # noqa: F811
 
 
 @pytest.mark.parametrize("study", [fig14_measured, fig18b_measured])
-def test_rows_of_this_machine_that_lack_the_kind_leave_the_recorded_ones_in_place_and_no_rows_at_all_are_named(folder, tmp_path, monkeypatch, study):  # noqa: F811
+def test_rows_of_this_machine_that_lack_the_kind_leave_the_recorded_ones_in_place_and_no_rows_at_all_are_named(
+    folder, tmp_path, monkeypatch, study
+):  # noqa: F811
     write(folder, [ran("vllm", "alpaca")])
     assert set(rows_of(study, study.Params())["evidence"]) == {"recorded"}
     write(tmp_path / "root" / "experiments" / "recorded" / "h200" / "serving", [ran("vllm", "alpaca")])

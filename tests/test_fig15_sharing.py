@@ -30,7 +30,9 @@ def test_more_samples_save_more_and_never_more_than_their_prompts_hold(small):
 
 
 def test_one_prompt_of_known_length(monkeypatch):
-    """With prompts of 32 tokens and 17 outputs, two samples hold 3 blocks each, 2 of them shared, once they have parted."""
+    """With prompts of 32 tokens and 17 outputs, two samples hold 3 blocks each, 2 of them shared, once they have
+    parted."""
+
     def fixed(*arguments):
         trace = trace_of(*arguments)
         ones = np.ones(len(trace), dtype=np.int64)
@@ -61,7 +63,9 @@ def test_figures_and_verdicts(small):
 
 
 def test_beams_share_more_than_parallel_samples_and_more_the_more_of_them_are_replaced(small):
-    params = study.Params(workloads=("alpaca",), widths=(4,), beam_seconds=20.0, seeds=(0,), methods=("beam",), turnovers=(0.05, 0.5))
+    params = study.Params(
+        workloads=("alpaca",), widths=(4,), beam_seconds=20.0, seeds=(0,), methods=("beam",), turnovers=(0.05, 0.5)
+    )
     rows = rows_of(params)
     made_up = rows.dropna(subset=["turnover"]).set_index("turnover")["saving"]
     recorded = rows[rows["turnover"].isna() & (rows["dependence"] == study.AS_DRAWN)]["saving"].iloc[0]
@@ -69,16 +73,25 @@ def test_beams_share_more_than_parallel_samples_and_more_the_more_of_them_are_re
     assert parallel < made_up[0.05] < recorded < made_up[0.5]
     assert set(study.draw(rows, params)) == set(study.CAPTION)
     # The same rows, as if they were the paper's runs:
-    rows = pd.concat([rows.assign(workload=workload, width=width) for workload in study.WORKLOADS for width in (2, 4, 6)])
+    rows = pd.concat(
+        [rows.assign(workload=workload, width=width) for workload in study.WORKLOADS for width in (2, 4, 6)]
+    )
     judged = {judgement.claim_id: judgement for judgement in study.judge(rows, study.Params(methods=("beam",)))}
     assert judged["beam-sharing-up-to-55"].ours == pytest.approx(recorded, rel=1e-5)
     assert "replaced at a step" in judged["sharing-beam-sharegpt"].note
 
 
-@pytest.mark.parametrize("wrong, match", [
-    ({"methods": ("greedy",)}, "unknown method 'greedy'"), ({"workloads": ("chat",)}, "unknown workload 'chat'"),
-    ({"widths": (0,)}, "n = 0"), ({"rate_alpaca": 0.0}, "rate_alpaca"), ({"turnovers": (1.5,)}, "turnover = 1.5"),
-    ({"methods": ("beam",), "beams": "no-such-file.json"}, "no-such-file.json")])
+@pytest.mark.parametrize(
+    "wrong, match",
+    [
+        ({"methods": ("greedy",)}, "unknown method 'greedy'"),
+        ({"workloads": ("chat",)}, "unknown workload 'chat'"),
+        ({"widths": (0,)}, "n = 0"),
+        ({"rate_alpaca": 0.0}, "rate_alpaca"),
+        ({"turnovers": (1.5,)}, "turnover = 1.5"),
+        ({"methods": ("beam",), "beams": "no-such-file.json"}, "no-such-file.json"),
+    ],
+)
 def test_what_cannot_be_is_refused(wrong, match):
     with pytest.raises(UserError, match=match):
         study.Params(**wrong)

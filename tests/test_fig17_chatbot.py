@@ -57,12 +57,15 @@ def test_a_system_that_the_paper_does_not_draw_can_be_compared() -> None:
     assert len(study.draw(rows_of(params), params)["fig17_chatbot"].axes) == 1
 
 
-@pytest.mark.parametrize("changes, message", [
-    ({"systems": ("orca-max", "orca-pow2")}, "compares vllm"),
-    ({"systems": ("vllm",)}, "compares vllm"),
-    ({"band_seeds": ()}, "at least one"),
-    ({"max_seconds": -1.0}, "above 0"),
-])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"systems": ("orca-max", "orca-pow2")}, "compares vllm"),
+        ({"systems": ("vllm",)}, "compares vllm"),
+        ({"band_seeds": ()}, "at least one"),
+        ({"max_seconds": -1.0}, "above 0"),
+    ],
+)
 def test_bad_parameters_are_refused_before_any_work(changes: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         study.Params(**changes)

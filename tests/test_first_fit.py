@@ -1,4 +1,5 @@
-"""The first-fit allocator against a map of the pool, and its manager: what is rounded, what fits, what fragmentation does."""
+"""The first-fit allocator against a map of the pool, and its manager: what is rounded, what fits, what fragmentation
+does."""
 
 from __future__ import annotations
 
@@ -40,10 +41,10 @@ def test_it_agrees_with_a_map_of_the_pool(num_blocks, seed):
             start = rng.choice(list(held))
             allocator.release(start)
             size = held.pop(start)
-            taken[start:start + size] = [False] * size
+            taken[start : start + size] = [False] * size
         elif fitting:
             assert allocator.allocate(size) == fitting[0]  # the first, from its beginning
-            taken[fitting[0]:fitting[0] + size] = [True] * size
+            taken[fitting[0] : fitting[0] + size] = [True] * size
             held[fitting[0]] = size
         else:
             with pytest.raises(MemoryError):

@@ -58,9 +58,7 @@ def test_the_command_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> Non
     assert "fuzz: 3/3 points" in output and "what happened:" in output
 
 
-def test_a_fault_is_found_and_made_small(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fault_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(PagedKVCacheManager, "can_append_slots", lambda self, group, num_tokens: True)
     assert main(["--runs", "200"]) == 1
     output = capsys.readouterr()

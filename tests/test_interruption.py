@@ -37,10 +37,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProject:
 
 def command(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "repro", *arguments],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
+        [sys.executable, "-m", "repro", *arguments], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )
 
 
@@ -75,13 +72,7 @@ def test_a_command_killed_again_and_again_ends_with_the_same_bytes(project: Fake
     computed += project.calls()
     assert 6 <= len(computed) <= 6 + 2  # a kill costs at most the point that was in flight
     where = project.folder / "results" / "custom"
-    names = (
-        "tiny/rows.csv",
-        "figures/tiny.png",
-        "figures/tiny.svg",
-        "figures/tiny.csv",
-        "figures/claims.json",
-    )
+    names = ("tiny/rows.csv", "figures/tiny.png", "figures/tiny.svg", "figures/tiny.csv", "figures/claims.json")
     resumed = {name: (where / name).read_bytes() for name in names}
     shutil.rmtree(project.folder / "results")
     run = project.open(sleep=0.3)
@@ -93,16 +84,11 @@ def test_a_command_killed_again_and_again_ends_with_the_same_bytes(project: Fake
 def test_a_kernel_that_crashes_is_explained(project: FakeProject, capfd: pytest.CaptureFixture[str]) -> None:
     """Papermill's own command would end with 138 and a traceback, whatever killed the kernel. (Memory:
     test_cli.py.)"""
-    project.write_notebook(
-        'scale = "paper"\noverrides = {}',
-        "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)",
-    )
+    project.write_notebook('scale = "paper"\noverrides = {}', "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
     assert main(["run", "tiny"]) == 1
     (message,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("repro: ")]
     assert (
-        "the notebook's kernel was killed" in message
-        and "JOBS=1" in message
-        and "Finished points are kept" in message
+        "the notebook's kernel was killed" in message and "JOBS=1" in message and "Finished points are kept" in message
     )
 
 
@@ -122,9 +108,7 @@ def test_the_second_of_two_commands_is_refused_and_the_first_one_ends_well(
         assert main(arguments) == 2
         message = capfd.readouterr().err
         assert message.count("\n") == 1
-        assert (
-            f"another run holds {lock}: process {first.pid}, python -m repro reproduce; wait until" in message
-        )
+        assert f"another run holds {lock}: process {first.pid}, python -m repro reproduce; wait until" in message
     assert first.wait(timeout=120) == 0
     assert main(["verify", "tiny"]) == 0
 
@@ -202,9 +186,7 @@ def test_a_disk_that_fills_up(
     filler = small_disk / "filler"
     space = shutil.disk_usage(small_disk).free
     filler.write_bytes(b"\0" * (space - 5 * 4096))
-    with pytest.raises(
-        UserError, match="cannot write to the folder .*No space left on device; free space there"
-    ):
+    with pytest.raises(UserError, match="cannot write to the folder .*No space left on device; free space there"):
         run.rows()
     kept = sorted((small_disk / "results" / "tiny" / "points").glob("[0-9a-f]*.json"))
     assert 1 <= len(kept) < 6 and all(json.loads(path.read_bytes())["rows"] for path in kept)
@@ -232,9 +214,7 @@ def test_a_disk_that_is_full_when_the_notebook_is_written(
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr("papermill.execute_notebook", full)
-    with pytest.raises(
-        UserError, match="No space left on device; make that folder writable and free space there"
-    ):
+    with pytest.raises(UserError, match="No space left on device; make that folder writable and free space there"):
         notebook.execute(project.open(), {})
 
 
@@ -246,11 +226,7 @@ def test_a_clock_that_jumps_changes_nothing(project: FakeProject) -> None:
     noticed."""
     project.open().rows()
     project.calls()
-    files = [
-        path
-        for name in ("results", "experiments", "notebooks")
-        for path in (project.folder / name).rglob("*.*")
-    ]
+    files = [path for name in ("results", "experiments", "notebooks") for path in (project.folder / name).rglob("*.*")]
     study = Path(project.study().__file__)
     for year in (0, 2**32):
         for path in [*files, study]:
@@ -293,18 +269,14 @@ def test_a_set_up_waits_for_another_one(tmp_path: Path, monkeypatch: pytest.Monk
         "bootstrap.ROOT = Path(sys.argv[1])\n"
         "with bootstrap.one_at_a_time(): print('held', flush=True); time.sleep(0.7); Path(sys.argv[1], 'done').touch()"
     )
-    other = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
+    other = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert other.stdout.readline() == "held\n"
     with bootstrap.one_at_a_time():
         assert (tmp_path / "done").exists()
     other.wait()
 
 
-def test_points_are_safe_where_there_are_no_locks(
-    project: FakeProject, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_points_are_safe_where_there_are_no_locks(project: FakeProject, monkeypatch: pytest.MonkeyPatch) -> None:
     import fcntl
 
     def none(*arguments: object) -> None:

@@ -45,10 +45,7 @@ class Paged:
         counts = [-(-n // block_size) for n in lens]
         num_blocks = sum(counts) + 3
         shape = (num_blocks, block_size, num_kv_heads, head_dim)
-        (self.k_cache, self.k_whole), (self.v_cache, self.v_whole) = (
-            guarded(shape, dtype),
-            guarded(shape, dtype),
-        )
+        (self.k_cache, self.k_whole), (self.v_cache, self.v_whole) = (guarded(shape, dtype), guarded(shape, dtype))
         self.block_table, self.table_whole = guarded((len(lens), max(counts) + 1), torch.int32, FAR)
         order = torch.randperm(num_blocks, generator=generator).to(torch.int32)
         slots, first = [], 0
@@ -59,8 +56,7 @@ class Paged:
             first += count
         self.slots = torch.cat(slots).to(DEVICE)
         self.k, self.v = (
-            torch.randn(sum(lens), num_kv_heads, head_dim, generator=generator).to(DEVICE, dtype)
-            for _ in range(2)
+            torch.randn(sum(lens), num_kv_heads, head_dim, generator=generator).to(DEVICE, dtype) for _ in range(2)
         )
         reference.write_kv(self.k, self.v, self.k_cache, self.v_cache, self.slots)
         self.lens = list(lens)
@@ -83,9 +79,7 @@ def assert_close(ours: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor) -
     luck)."""
     ours_error, plain_error = ((x.double() - exact).norm() / exact.norm() for x in (ours, plain))
     floor = torch.finfo(ours.dtype).eps / 4
-    assert ours_error <= 3 * max(plain_error.item(), floor), (
-        f"{ours_error:.2e} against plain {plain_error:.2e}"
-    )
+    assert ours_error <= 3 * max(plain_error.item(), floor), f"{ours_error:.2e} against plain {plain_error:.2e}"
 
 
 def check_decode(paged: Paged, plan=None, workspace=None) -> None:
@@ -95,9 +89,7 @@ def check_decode(paged: Paged, plan=None, workspace=None) -> None:
     exact = reference.paged_decode_attention(q.double(), *paged.cache64(), *arguments)
     plain = reference.paged_decode_attention(q, paged.k_cache, paged.v_cache, *arguments)
     out, whole = guarded(tuple(q.shape), q.dtype)
-    decode.paged_decode_attention(
-        q, paged.k_cache, paged.v_cache, *arguments, out=out, workspace=workspace, plan=plan
-    )
+    decode.paged_decode_attention(q, paged.k_cache, paged.v_cache, *arguments, out=out, workspace=workspace, plan=plan)
     assert_close(out, plain, exact)
     assert guards_of(whole).isnan().all(), "wrote outside of the output"
 
@@ -191,9 +183,7 @@ CHUNKS = [  # (context, queries): whole prompts, chunks after a prefix, single t
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 def test_prefill_equals_float64(block_size, dtype):
-    for chunks, (num_heads, num_kv_heads), head_dim in zip(
-        CHUNKS, GROUPS[1:] + GROUPS, itertools.cycle(DIMS)
-    ):
+    for chunks, (num_heads, num_kv_heads), head_dim in zip(CHUNKS, GROUPS[1:] + GROUPS, itertools.cycle(DIMS)):
         check_prefill(chunks, num_heads, num_kv_heads, head_dim, block_size, dtype)
 
 
@@ -244,10 +234,7 @@ def test_write_fills_its_slots_and_nothing_else(implementation, block_size):
     paged.k_whole.fill_(float("nan")), paged.v_whole.fill_(float("nan"))
     slots = paged.slots.clone()
     slots[3] = -1  # skipped
-    strided = (
-        paged.k.repeat_interleave(2, dim=1)[:, ::2],
-        paged.v.transpose(0, 1).contiguous().transpose(0, 1),
-    )
+    strided = (paged.k.repeat_interleave(2, dim=1)[:, ::2], paged.v.transpose(0, 1).contiguous().transpose(0, 1))
     implementation.write_kv(*strided, paged.k_cache, paged.v_cache, slots)
     flat = before[4096:-4096].view(paged.k_cache.shape)
     flat[paged.slots[3] // block_size, paged.slots[3] % block_size] = float("nan")
@@ -354,8 +341,7 @@ def test_decode_in_a_cuda_graph_follows_new_lengths():
 
     def call() -> None:
         kernels.paged_decode_attention(
-            q, paged.k_cache, paged.v_cache, paged.block_table, paged.context_lens, paged.scale, 4096, out,
-            workspace,
+            q, paged.k_cache, paged.v_cache, paged.block_table, paged.context_lens, paged.scale, 4096, out, workspace
         )
 
     call()

@@ -122,10 +122,7 @@ def test_closures_enter_with_what_they_hold() -> None:
     source = "def make(n):\n    def g(x):\n        return x + n\n    return g\n\nf, g = make(1), make(2)\n"
     space = cell(source)
     assert identify(space["f"], {}).key != identify(space["g"], {}).key
-    assert (
-        identify(functools.partial(space["f"], 1), {}).key
-        != identify(functools.partial(space["f"], 2), {}).key
-    )
+    assert identify(functools.partial(space["f"], 1), {}).key != identify(functools.partial(space["f"], 2), {}).key
 
 
 def test_definitions_may_refer_to_one_another() -> None:
@@ -294,9 +291,7 @@ def test_a_broken_source_file_is_named_with_its_line(package: Path) -> None:
 
 def test_the_real_package_can_be_read_whole() -> None:
     folder = Path(repro.__file__).parent
-    names = {
-        "repro." + ".".join(path.relative_to(folder).with_suffix("").parts) for path in folder.rglob("*.py")
-    }
+    names = {"repro." + ".".join(path.relative_to(folder).with_suffix("").parts) for path in folder.rglob("*.py")}
     roots = frozenset((name.removesuffix(".__init__"), "") for name in names)
     assert {"repro.keys", "repro.sources"} <= set(sources.Sources().reached(roots))
 
@@ -317,15 +312,21 @@ def test_the_text_of_a_source_is_the_same_in_every_version_of_python() -> None:
         "import ast, hashlib, sys; sys.path.insert(0, sys.argv[1])\n"
         "from pathlib import Path\n"
         "from repro.sources import canonical_source, normalised\n"
-        "texts = [sys.argv[2], *(path.read_text('utf-8') for path in sorted(Path(sys.argv[1], 'repro').rglob('*.py')))]\n"
+        "texts = [sys.argv[2], *(path.read_text('utf-8') for path in sorted(Path(sys.argv[1], "
+        "'repro').rglob('*.py')))]\n"
         "print([hashlib.sha256(canonical_source(normalised(ast.parse(text))).encode()).hexdigest() for text in texts])"
     )
     outputs = {}
     for version in ("3.11", "3.12", "3.13"):
-        candidates = [shutil.which(f"python{version}"), *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python3"))]
+        candidates = [
+            shutil.which(f"python{version}"),
+            *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python3")),
+        ]
         for python in filter(None, [*candidates, sys.executable]):
             done = subprocess.run(
-                [python, "-I", "-c", program, str(Path(repro.__file__).parent.parent), SNIPPET], capture_output=True, text=True
+                [python, "-I", "-c", program, str(Path(repro.__file__).parent.parent), SNIPPET],
+                capture_output=True,
+                text=True,
             )
             if done.returncode == 0:
                 outputs[python] = done.stdout

@@ -14,13 +14,10 @@ from repro.errors import UserError
 from repro.executor.torch.kv_store import KVStore, batches
 from repro.memory import CacheOp, OpKind
 
-MODEL = ModelConfig(
-    "tiny", num_layers=2, hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4, num_parameters=0
-)
+MODEL = ModelConfig("tiny", num_layers=2, hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4, num_parameters=0)
 BLOCKS = 6
 OPS = st.lists(
-    st.builds(CacheOp, st.sampled_from(OpKind), st.integers(0, BLOCKS - 1), st.integers(0, BLOCKS - 1)),
-    max_size=30,
+    st.builds(CacheOp, st.sampled_from(OpKind), st.integers(0, BLOCKS - 1), st.integers(0, BLOCKS - 1)), max_size=30
 )
 
 
@@ -53,9 +50,7 @@ def test_a_launch_holds_one_kind_and_nothing_that_depends_on_it(ops):
         targets = [op.dst for op in run]
         assert len({op.kind for op in run}) == 1 and len(set(targets)) == len(targets)
         if run[0].kind is OpKind.COPY:
-            assert not {op.src for op in run} & set(targets) or all(
-                op.src == op.dst for op in run if op.src in targets
-            )
+            assert not {op.src for op in run} & set(targets) or all(op.src == op.dst for op in run if op.src in targets)
 
 
 def test_independent_operations_share_a_launch():

@@ -60,9 +60,7 @@ def test_every_system_gives_the_same_greedy_tokens_and_its_own_statistics(tiny, 
     found = small(tiny, system=system, block_size=4).generate(PROMPTS, greedy, progress=False)
     assert [result.token_ids for result in found] == [result.token_ids for result in expected]
     statistics = found.statistics
-    assert (
-        statistics.prompt_tokens == 27 and statistics.output_tokens == 36 and statistics.num_iterations >= 12
-    )
+    assert statistics.prompt_tokens == 27 and statistics.output_tokens == 36 and statistics.num_iterations >= 12
     assert 0 < statistics.mean_pool_usage <= statistics.peak_pool_usage <= 1
     assert 0 < statistics.mean_first_token_s <= statistics.seconds
     assert {event.kind for event in found.events} >= {"arrive", "admit", "finish"}
@@ -70,10 +68,7 @@ def test_every_system_gives_the_same_greedy_tokens_and_its_own_statistics(tiny, 
 
 def test_samples_beams_and_preemption_are_counted(tiny):
     llm = LLM(tiny, pool=PoolSize(num_blocks=24), block_size=4, preemption=PreemptionMode.SWAP, quiet=True)
-    params = [
-        SamplingParams(n=3, seed=1, max_tokens=20),
-        SamplingParams(n=2, use_beam_search=True, max_tokens=20),
-    ] * 2
+    params = [SamplingParams(n=3, seed=1, max_tokens=20), SamplingParams(n=2, use_beam_search=True, max_tokens=20)] * 2
     result = llm.generate([[1, 2, 3]] * 4, params, progress=False)
     assert [len(one.samples) for one in result] == [3, 2, 3, 2]
     assert result[0].token_ids == result[2].token_ids and result[1].token_ids == result[3].token_ids
@@ -116,10 +111,7 @@ def test_the_boot_line_says_what_the_pool_comes_to(tiny, capsys):
         ("no tokenizer", lambda llm: llm.generate(["text"])),
         ("as many of each|give as many", lambda llm: llm.generate([[1]], [SamplingParams()] * 2)),
         ("sort the prompts", lambda llm: llm.generate([[1], [2]], arrival_s=[1.0, 0.0])),
-        (
-            "does not fit into an empty pool",
-            lambda llm: llm.generate([[1] * 30], SamplingParams(n=30, max_tokens=30)),
-        ),
+        ("does not fit into an empty pool", lambda llm: llm.generate([[1] * 30], SamplingParams(n=30, max_tokens=30))),
     ],
 )
 def test_a_request_that_cannot_run_is_refused_and_the_engine_stays_usable(tiny, message, action):
@@ -336,7 +328,9 @@ def test_the_embedded_model_stops_at_its_stop_token(smollm2):
 
 
 @pytest.mark.parametrize(
-    "content", [b"GGUF", b"GGUF\x03\0\0\0" + b"\xff" * 16, b"not at all", b""], ids=["cut", "huge counts", "text", "empty"]
+    "content",
+    [b"GGUF", b"GGUF\x03\0\0\0" + b"\xff" * 16, b"not at all", b""],
+    ids=["cut", "huge counts", "text", "empty"],
 )
 def test_a_damaged_gguf_file_is_one_clear_message(content, tmp_path):
     file = tmp_path / "damaged.gguf"

@@ -39,16 +39,32 @@ def planned(monkeypatch):
         return found
 
     def measure(load):
-        return measured(load.stop_s + 2, kind=load.kind, system=load.system, rate=load.rate, n=load.n, finished_rate=1 / 3, stop_s=load.stop_s)
+        return measured(
+            load.stop_s + 2,
+            kind=load.kind,
+            system=load.system,
+            rate=load.rate,
+            n=load.n,
+            finished_rate=1 / 3,
+            stop_s=load.stop_s,
+        )
 
-    fake = SimpleNamespace(on_gpu=True, loaded=SimpleNamespace(config=SimpleNamespace(max_model_len=2048)), measure=measure)
+    fake = SimpleNamespace(
+        on_gpu=True, loaded=SimpleNamespace(config=SimpleNamespace(max_model_len=2048)), measure=measure
+    )
     monkeypatch.setattr(plan, "recompute_row", lambda bench, size: measured(3, kind="recompute", block_size=size))
     monkeypatch.setattr(generate, "fits", lambda bench: True)
-    monkeypatch.setattr(generate, "generate_row", lambda bench, workload: measured(60, kind="generate", workload=workload))
-    monkeypatch.setattr(calibrate, "cells", lambda bench: (measured(10, kind="step", seqs=seqs, seconds=None) for seqs in range(6)))
+    monkeypatch.setattr(
+        generate, "generate_row", lambda bench, workload: measured(60, kind="generate", workload=workload)
+    )
+    monkeypatch.setattr(
+        calibrate, "cells", lambda bench: (measured(10, kind="step", seqs=seqs, seconds=None) for seqs in range(6))
+    )
     monkeypatch.setattr(plan, "time", clock)
     state.steps = lambda rows, timing=TIMING, systems=FEW: plan.steps(fake, rows, timing, systems)
-    state.work = lambda rows, budget_s=1e9, **others: plan.work_through(state.steps(rows, **others), rows, budget_s, say=lambda text: None, model="m")
+    state.work = lambda rows, budget_s=1e9, **others: plan.work_through(
+        state.steps(rows, **others), rows, budget_s, say=lambda text: None, model="m"
+    )
     return state
 
 
@@ -63,11 +79,21 @@ def test_the_order_is_that_of_what_a_point_tells_and_systems_take_turns(planned,
     assert keys[:10] == [f"saturated/{workload}/{name}" for workload in ("sharegpt", "alpaca") for name in SYSTEMS]
     assert keys[10:19] == [f"recompute/{2**power}" for power in range(9)]
     assert keys[19:23] == ["saturated/sharegpt/vllm/3", "saturated/sharegpt/orca-max/3", "generate/sharegpt", "steps"]
-    assert keys[23:53] == [f"latency/{w}/{name}/{m}" for m in ("0.8", "0.5", "0.95") for w in ("sharegpt", "alpaca") for name in SYSTEMS]
-    assert keys[53:77] == [f"sharing/{method}/{width}/{name}" for method in ("parallel", "beam") for width in (2, 4, 6)
-                           for name in SYSTEMS if name != "faster-transformer"]
+    assert keys[23:53] == [
+        f"latency/{w}/{name}/{m}" for m in ("0.8", "0.5", "0.95") for w in ("sharegpt", "alpaca") for name in SYSTEMS
+    ]
+    assert keys[53:77] == [
+        f"sharing/{method}/{width}/{name}"
+        for method in ("parallel", "beam")
+        for width in (2, 4, 6)
+        for name in SYSTEMS
+        if name != "faster-transformer"
+    ]
     assert keys[77:81] == [f"prefix/{prefix}/{name}" for prefix in (80, 341) for name in ("vllm", "orca-oracle")]
-    assert keys[81:84] == ["blocks/16/sharegpt/recompute", "blocks/16/sharegpt/swap", "blocks/16/alpaca"] and len(keys) == 81 + 3 * 7
+    assert (
+        keys[81:84] == ["blocks/16/sharegpt/recompute", "blocks/16/sharegpt/swap", "blocks/16/alpaca"]
+        and len(keys) == 81 + 3 * 7
+    )
     assert {key.partition("/")[0] for key in keys} == set(POINTS)
     assert {rows.find(key)["kind"] for key in keys[53:]} == {"sharing", "prefix", "blocks"}
     assert len([row for row in rows.rows if row["key"] == "steps"]) == 6
@@ -116,8 +142,11 @@ def test_rows_of_other_code_stay_but_do_not_count_unless_they_are_named(tmp_path
     new = plan.Rows(path, "new")
     assert new.rows == [] and new.find("a") is None
     new.add("a", [{"x": 4, "y": 5}])
-    for rows, expected in ((plan.Rows(path, "new"), {"a": "4", "b": None}), (plan.Rows(path, "old"), {"a": "1", "b": "3"}),
-                           (plan.Rows(path, "new", ["old"]), {"a": "4", "b": "3"})):
+    for rows, expected in (
+        (plan.Rows(path, "new"), {"a": "4", "b": None}),
+        (plan.Rows(path, "old"), {"a": "1", "b": "3"}),
+        (plan.Rows(path, "new", ["old"]), {"a": "4", "b": "3"}),
+    ):
         assert {key: (rows.find(key) or {}).get("x") for key in "ab"} == expected
         assert [row["x"] for row in rows.all] == ["1", "2", "3", "4"]
 
@@ -155,7 +184,11 @@ def test_a_point_that_cannot_be_measured_is_left_out_and_the_next_ones_run(plann
 
 def test_the_hash_of_the_code_knows_all_that_measures_and_the_setting(monkeypatch):
     seen = {}
-    monkeypatch.setattr(plan.keys, "identify", lambda function, arguments: seen.update(arguments, f=function) or SimpleNamespace(code="1"))
+    monkeypatch.setattr(
+        plan.keys,
+        "identify",
+        lambda function, arguments: seen.update(arguments, f=function) or SimpleNamespace(code="1"),
+    )
     assert plan.code_hash(model="a", device="x") != plan.code_hash(model="b", device="x")
     assert plan.code_hash(model="a", device="x") == plan.code_hash(device="x", model="a")
     assert [seen["f"], *seen["others"]] == [calibrate.cells, generate.generate_row, plan.recompute_row]
@@ -178,38 +211,70 @@ def test_latency_without_saturated_runs_is_refused_before_any_work(tmp_path, mon
 
 
 def test_the_program_measures_only_the_kinds_that_it_is_asked_for(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bench_module, "Bench", lambda model, kv_slots, device, dtype: Bench(tiny(), kv_slots, device, dtype))
+    monkeypatch.setattr(
+        bench_module, "Bench", lambda model, kv_slots, device, dtype: Bench(tiny(), kv_slots, device, dtype)
+    )
     monkeypatch.setattr(plan, "CPU_TIMING", {"alpaca": plan.Timing(0.05, 0.15, 0.2, 0.2)})
-    assert program.main(["--out", str(tmp_path), "--device", "cpu", "--systems", "vllm", "--kv-slots", "2048", "--only", "saturated"]) == 0
+    assert (
+        program.main(
+            [
+                "--out",
+                str(tmp_path),
+                "--device",
+                "cpu",
+                "--systems",
+                "vllm",
+                "--kv-slots",
+                "2048",
+                "--only",
+                "saturated",
+            ]
+        )
+        == 0
+    )
     assert {row["key"] for row in kept.read(tmp_path / "serving.csv", "measured")} == {"saturated/alpaca/vllm"}
     assert "left out" not in capsys.readouterr().out
 
 
 def test_the_program_measures_goes_on_and_says_what_it_left_out(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bench_module, "Bench", lambda model, kv_slots, device, dtype: Bench(tiny(), kv_slots, device, dtype))
+    monkeypatch.setattr(
+        bench_module, "Bench", lambda model, kv_slots, device, dtype: Bench(tiny(), kv_slots, device, dtype)
+    )
     monkeypatch.setattr(plan, "CPU_TIMING", {"alpaca": plan.Timing(0.05, 0.15, 0.2, 0.2)})
     monkeypatch.setattr(calibrate, "CPU_GRID", calibrate.Grid((1, 8), (0, 4), (8, 64), steps=3, cycles=1))
     arguments = ["--out", str(tmp_path), "--device", "cpu", "--systems", "vllm", "--kv-slots", "2048"]
     assert program.main([*arguments, "--budget", "20s"]) == 0
     assert "1 points left out, as the budget of 20s would be overrun: call again" in capsys.readouterr().out
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    assert manifest["points_left_out"] == 1 and manifest["kv_slots"] == 2048 and "earlier_parts" not in manifest  # the steps: 60 s
+    assert (
+        manifest["points_left_out"] == 1 and manifest["kv_slots"] == 2048 and "earlier_parts" not in manifest
+    )  # the steps: 60 s
     rows = (tmp_path / "serving.csv").read_bytes()
     assert program.main([*arguments, "--budget", "0"]) == 0  # nothing is measured again
     assert (tmp_path / "serving.csv").read_bytes() == rows
     assert program.main([*arguments, "--budget", "2h"]) == 0
     assert "points left out" not in capsys.readouterr().out.splitlines()[-1]
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    assert manifest["points_left_out"] == 0 and [part["points_left_out"] for part in manifest["earlier_parts"]] == [1, 1]
+    assert manifest["points_left_out"] == 0 and [part["points_left_out"] for part in manifest["earlier_parts"]] == [
+        1,
+        1,
+    ]
     found = kept.read(tmp_path / "serving.csv", "measured")
-    assert {row["kind"] for row in found} == {"saturated", "latency", "step"} and {row["device"] for row in found} == {"CPU"}
+    assert {row["kind"] for row in found} == {"saturated", "latency", "step"} and {row["device"] for row in found} == {
+        "CPU"
+    }
     assert {row["model"] for row in found} == {"smollm2"}
     assert {row.get("wrong_lengths") for row in found} == {0, None}
 
 
-@pytest.mark.parametrize("arguments, named", [
-    (["--budget", "soon"], "budget 'soon'"), (["--kv-slots", "0"], "--kv-slots 0 must be at least 1"), ([], "no CUDA GPU here"),
-])
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        (["--budget", "soon"], "budget 'soon'"),
+        (["--kv-slots", "0"], "--kv-slots 0 must be at least 1"),
+        ([], "no CUDA GPU here"),
+    ],
+)
 def test_what_the_program_cannot_do_it_says_before_any_work(tmp_path, monkeypatch, arguments, named):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=named):

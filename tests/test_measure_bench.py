@@ -1,5 +1,5 @@
-"""The real engine, set up for measuring, with a tiny model on the CPU: it decides as the simulator, counts as a prediction, and its step
-times make a table."""
+"""The real engine, set up for measuring, with a tiny model on the CPU: it decides as the simulator, counts as a
+prediction, and its step times make a table."""
 
 import time
 import weakref
@@ -31,8 +31,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def tiny():
-    config = transformers.LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-                                      num_key_value_heads=2, max_position_embeddings=MAX_LEN)
+    config = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=MAX_LEN,
+    )
     return models.from_config(config, "tiny")
 
 
@@ -57,14 +64,29 @@ class Saving(Observer):
         self.seen.append((usage.physical_blocks, usage.logical_blocks))
 
 
-@pytest.mark.parametrize("changes", [
-    *({"system": name} for name in SYSTEMS), {"n": 3}, {"n": 2, "beams": True}, {"n": 6, "beams": True, "system": "orca-oracle"},
-    {"n": 4, "beams": True, "preemption": "swap"}, {"n": 4, "beams": True, "preemption": "recompute"}, {"block_size": 64, "preemption": "swap"}, {"block_size": 1, "preemption": "recompute"},
-    {"workload": "translation", "prefix_tokens": 80}, {"workload": "translation", "prefix_tokens": 80, "system": "orca-oracle"},
-], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"system": name} for name in SYSTEMS),
+        {"n": 3},
+        {"n": 2, "beams": True},
+        {"n": 6, "beams": True, "system": "orca-oracle"},
+        {"n": 4, "beams": True, "preemption": "swap"},
+        {"n": 4, "beams": True, "preemption": "recompute"},
+        {"block_size": 64, "preemption": "swap"},
+        {"block_size": 1, "preemption": "recompute"},
+        {"workload": "translation", "prefix_tokens": 80},
+        {"workload": "translation", "prefix_tokens": 80, "system": "orca-oracle"},
+    ],
+    ids=str,
+)
 def test_the_real_engine_decides_as_the_simulator_and_every_output_is_as_long_as_the_trace_says(bench, changes):
-    """All requests are there at the start, so no decision depends on time: step for step the same batches and blocks."""
-    asked = Load(**{"system": "vllm", "workload": "alpaca", "rate": None, "warm_s": 0.0, "stop_s": 1.0, "max_model_len": MAX_LEN} | changes)
+    """All requests are there at the start, so no decision depends on time: step for step the same batches and
+    blocks."""
+    asked = Load(
+        **{"system": "vllm", "workload": "alpaca", "rate": None, "warm_s": 0.0, "stop_s": 1.0, "max_model_len": MAX_LEN}
+        | changes
+    )
     few, seen = slice((160 if asked.preemption else 40) // asked.n), []
     for real in (True, False):
         watched, blocks = Durations(), Saving()
@@ -82,8 +104,9 @@ def test_the_real_engine_decides_as_the_simulator_and_every_output_is_as_long_as
     assert seen[0] == seen[1] and len(seen[0][0]) > 40
     assert seen[0][2] > 0 or asked.preemption is None
     finished = bench.executor.finished
-    assert {key: [len(one.tokens) for one in state.sequences] for key, state in finished.items()} == \
-        {request.request_id: [request.output_tokens] * asked.n for request in batch[few]}
+    assert {key: [len(one.tokens) for one in state.sequences] for key, state in finished.items()} == {
+        request.request_id: [request.output_tokens] * asked.n for request in batch[few]
+    }
 
 
 @pytest.mark.parametrize("rate", [None, 40.0])
@@ -157,14 +180,21 @@ def test_the_grid_makes_a_table_and_keeps_to_the_pool(bench, monkeypatch):
 
 @pytest.mark.parametrize("slots", [600, 900, 1152, 1280, 2048, 6000, 12000, 12500, 14000, 15728])
 def test_a_pool_of_any_size_gives_a_table_without_holes(monkeypatch, slots):
-    """Cells that a pool cannot hold are left out, but never a part of a row: the table could not be used then, nor mended."""
+    """Cells that a pool cannot hold are left out, but never a part of a row: the table could not be used then, nor
+    mended."""
     cell = lambda bench, count, prompt, cycles: calibrate._row(count, prompt, 10.0, 0.01)  # noqa: E731
     monkeypatch.setattr(calibrate, "_mixed", cell)
-    monkeypatch.setattr(calibrate, "_decode", lambda bench, count, context, steps: calibrate._row(count, 0, 10.0 * context, 0.01))
+    monkeypatch.setattr(
+        calibrate, "_decode", lambda bench, count, context, steps: calibrate._row(count, 0, 10.0 * context, 0.01)
+    )
     for on_gpu, limit in ((True, 2048), (False, MAX_LEN)):
         deployment = Deployment(MODELS["opt-125m"], DEVICES["a100-40gb"], 1, slots)
-        fake = SimpleNamespace(on_gpu=on_gpu, deployment=deployment, use_blocks=lambda size: None,
-                               loaded=SimpleNamespace(config=SimpleNamespace(max_model_len=limit)))
+        fake = SimpleNamespace(
+            on_gpu=on_gpu,
+            deployment=deployment,
+            use_blocks=lambda size: None,
+            loaded=SimpleNamespace(config=SimpleNamespace(max_model_len=limit)),
+        )
         steps = StepTimes.of("here", calibrate.cells(fake), padded=on_gpu)
         grid = calibrate.GPU_GRID if on_gpu else calibrate.CPU_GRID
         assert steps.mixed_seqs and steps.mixed_prompt
@@ -176,8 +206,15 @@ def test_another_block_size_gives_the_first_pools_memory_back():
     """A card that holds the paper's pool once need not hold it twice."""
     bench = Bench(tiny(), 512, "cpu", "float32", MAX_LEN)
     bench.measure(Load("vllm", "alpaca", None, 0.0, 0.1, max_model_len=MAX_LEN))
-    first = [weakref.ref(bench.executor), weakref.ref(bench.executor.store), weakref.ref(bench.executor.store.caches[0])]
-    assert bench.measure(Load("vllm", "alpaca", None, 0.0, 0.1, max_model_len=MAX_LEN, block_size=32))["wrong_lengths"] == 0
+    first = [
+        weakref.ref(bench.executor),
+        weakref.ref(bench.executor.store),
+        weakref.ref(bench.executor.store.caches[0]),
+    ]
+    assert (
+        bench.measure(Load("vllm", "alpaca", None, 0.0, 0.1, max_model_len=MAX_LEN, block_size=32))["wrong_lengths"]
+        == 0
+    )
     assert [reference() for reference in first] == [None] * 3 and bench.executor.manager.block_size == 32
 
 
@@ -195,7 +232,9 @@ def test_a_pool_whose_graphs_could_not_be_made_is_not_taken_for_ready(monkeypatc
 
 
 def test_generate_counts_only_the_tokens_that_were_asked_for(bench, monkeypatch):
-    nothing = SimpleNamespace(synchronize=lambda: None, empty_cache=lambda: None, mem_get_info=lambda: (generate.SPARE_BYTES, 0))
+    nothing = SimpleNamespace(
+        synchronize=lambda: None, empty_cache=lambda: None, mem_get_info=lambda: (generate.SPARE_BYTES, 0)
+    )
     monkeypatch.setattr(generate.torch, "cuda", nothing)
     made = []
     monkeypatch.setattr(generate, "_run", lambda model, prompts, new_tokens: made.append((list(prompts), new_tokens)))

@@ -13,14 +13,26 @@ from repro.measure.budget import seconds_of
 # Budgets
 
 
-@pytest.mark.parametrize("text, seconds", [
-    ("90s", 90.0), ("30m", 1800.0), ("2h", 7200.0), ("1.5h", 5400.0), (" 5m ", 300.0), ("0", 0.0), ("0s", 0.0), ("0m", 0.0),
-])
+@pytest.mark.parametrize(
+    "text, seconds",
+    [
+        ("90s", 90.0),
+        ("30m", 1800.0),
+        ("2h", 7200.0),
+        ("1.5h", 5400.0),
+        (" 5m ", 300.0),
+        ("0", 0.0),
+        ("0s", 0.0),
+        ("0m", 0.0),
+    ],
+)
 def test_a_budget_is_a_length_of_time(text, seconds):
     assert seconds_of(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "30", "m", "-5m", "1e3s", "5 m", "5min", "inf", "infs", "nan", "5m\n3", "٣m", "9" * 400 + "h"])
+@pytest.mark.parametrize(
+    "text", ["", "30", "m", "-5m", "1e3s", "5 m", "5min", "inf", "infs", "nan", "5m\n3", "٣m", "9" * 400 + "h"]
+)
 def test_anything_else_is_refused_with_the_way_out(text):
     with pytest.raises(UserError, match="write a number and s, m or h, such as 30m"):
         seconds_of(text)
@@ -49,12 +61,21 @@ def own(tmp_path, monkeypatch):
 
 
 def row(key, code="one", **others):
-    return {"key": key, "code": code, "kind": key.split("/")[0], "device": "GPU", "model": "opt-13b", "kv_slots": 1000} | others
+    return {
+        "key": key,
+        "code": code,
+        "kind": key.split("/")[0],
+        "device": "GPU",
+        "model": "opt-13b",
+        "kv_slots": 1000,
+    } | others
 
 
 def test_own_rows_go_before_recorded_ones(own):
     path, evidence = kept.find("auto", kept.SERVING)
-    assert evidence == "recorded" and path.parts[-4:] == ("recorded", "h200", "serving", "serving.csv") and path.is_file()
+    assert (
+        evidence == "recorded" and path.parts[-4:] == ("recorded", "h200", "serving", "serving.csv") and path.is_file()
+    )
     mine = own(row("saturated/a"))
     assert kept.find("auto", kept.SERVING) == kept.find("auto", kept.SERVING, needs="saturated") == (mine, "measured")
     assert kept.find("auto", kept.SERVING, needs="step") == kept.find("h200", kept.SERVING) == (path, "recorded")
@@ -74,14 +95,20 @@ def test_recorded_rows_that_are_missing_are_none_or_an_error(tmp_path, monkeypat
     (tmp_path / "experiments" / "recorded" / "h200").mkdir(parents=True)
     assert kept.given("auto", kept.SERVING) is None
     path, evidence = kept.find("auto", kept.SERVING)
-    with pytest.raises(UserError, match="serving.csv is missing; restore it, or measure on a GPU: python -m repro.measure"):
+    with pytest.raises(
+        UserError, match="serving.csv is missing; restore it, or measure on a GPU: python -m repro.measure"
+    ):
         kept.read(path, evidence)
 
 
 def test_values_are_read_as_numbers_and_what_is_not_defined_as_none(own):
-    path = own(row("saturated/a", seed=0, rate=None, tokens_per_s=2802.0, latency_s_per_token="nan", free=1e-3, mark="steady"))
+    path = own(
+        row("saturated/a", seed=0, rate=None, tokens_per_s=2802.0, latency_s_per_token="nan", free=1e-3, mark="steady")
+    )
     (found,) = kept.read(path, "measured")
-    expected = row("saturated/a", seed=0, rate=None, tokens_per_s=2802.0, latency_s_per_token=None, free=1e-3, mark="steady")
+    expected = row(
+        "saturated/a", seed=0, rate=None, tokens_per_s=2802.0, latency_s_per_token=None, free=1e-3, mark="steady"
+    )
     assert found == expected | {"evidence": "measured"}
     assert type(found["seed"]) is int and type(found["tokens_per_s"]) is float
 
@@ -95,9 +122,18 @@ def test_a_damaged_file_is_named(own, text):
 
 
 def test_of_each_point_the_newest_measurement_is_read(own):
-    path = own(row("steps", seconds=1.0), row("steps", seconds=2.0), row("saturated/a", seconds=3.0),
-               row("steps", "two", seconds=4.0), row("steps", "two", seconds=5.0))
-    assert [(found["key"], found["seconds"]) for found in kept.read(path, "measured")] == [("saturated/a", 3), ("steps", 4), ("steps", 5)]
+    path = own(
+        row("steps", seconds=1.0),
+        row("steps", seconds=2.0),
+        row("saturated/a", seconds=3.0),
+        row("steps", "two", seconds=4.0),
+        row("steps", "two", seconds=5.0),
+    )
+    assert [(found["key"], found["seconds"]) for found in kept.read(path, "measured")] == [
+        ("saturated/a", 3),
+        ("steps", 4),
+        ("steps", 5),
+    ]
 
 
 @pytest.mark.parametrize("other", [{"device": "another GPU"}, {"model": "opt-1.3b"}, {"kv_slots": 500}])
@@ -167,6 +203,9 @@ def test_a_part_that_fails_is_said_and_the_other_one_goes_on(first, capsys):
     module.measure_first("30m")
     module.measure_first("30m")
     said = capsys.readouterr().err
-    assert [command[0] for command in commands] == ["repro.kernels.bench", "repro.measure"] * 2  # what has failed is tried again
+    assert [command[0] for command in commands] == [
+        "repro.kernels.bench",
+        "repro.measure",
+    ] * 2  # what has failed is tried again
     assert "repro.kernels.bench ended with code 2, see above; figures are drawn from the rows that there are" in said
     assert "repro.measure ended with code -9; figures" in said

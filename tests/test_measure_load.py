@@ -55,7 +55,8 @@ def requests(*lengths, n=1):
 
 
 def test_members_of_a_static_batch_that_have_finished_give_no_useful_tokens():
-    """Outputs of 2 and 5 tokens, a second a step: the prompts' step gives two tokens, one step gives two, three steps give one."""
+    """Outputs of 2 and 5 tokens, a second a step: the prompts' step gives two tokens, one step gives two, three steps
+    give one."""
     window = Window(0.0, 5.0)
     request_level(requests(2, 5), window)
     assert window.tokens.tolist() == [2, 2, 1, 1, 1]
@@ -94,10 +95,18 @@ def test_steps_that_grow_are_told_apart_by_the_windows_edges():
 @pytest.mark.parametrize("name", SYSTEMS)
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_window_around_everything_counts_each_token_of_the_trace_once(name, n):
-    """Preempted requests compute their tokens again, static batches compute more than was asked for: neither counts twice."""
+    """Preempted requests compute their tokens again, static batches compute more than was asked for: neither counts
+    twice."""
     asked = Load(name, "alpaca", None, 0.0, 0.5, n=n, max_model_len=MAX_LEN)
     window = Window(0.0, 1e6)
-    engine = watched(asked.manager_on(DEPLOYMENT), asked.system_on(DEPLOYMENT).scheduler, asked.requests, window, constant(0.1), OneByOne)
+    engine = watched(
+        asked.manager_on(DEPLOYMENT),
+        asked.system_on(DEPLOYMENT).scheduler,
+        asked.requests,
+        window,
+        constant(0.1),
+        OneByOne,
+    )
     assert window.tokens.sum() == pytest.approx(n * asked.trace.output_tokens.sum())
     assert window.prompt_tokens >= asked.trace.prompt_tokens.sum() * (1 - 1e-9)
     assert window.iterations == pytest.approx(engine.scheduler.iteration)
@@ -109,7 +118,14 @@ def test_the_parts_add_up_to_the_window():
     counted = {}
     for start, stop in ((2.0, 12.0), *zip(np.arange(2.0, 12.0, 2.0), np.arange(4.0, 14.0, 2.0))):
         window = counted[start, stop] = Window(start, stop)
-        watched(asked.manager_on(DEPLOYMENT), asked.system_on(DEPLOYMENT).scheduler, asked.requests[:400], window, constant(0.037), OneByOne)
+        watched(
+            asked.manager_on(DEPLOYMENT),
+            asked.system_on(DEPLOYMENT).scheduler,
+            asked.requests[:400],
+            window,
+            constant(0.037),
+            OneByOne,
+        )
     whole = counted.pop((2.0, 12.0))
     assert whole.tokens == pytest.approx([window.tokens.sum() for window in counted.values()])
     assert whole.iterations == pytest.approx(sum(window.iterations for window in counted.values()))
@@ -120,14 +136,20 @@ def test_the_parts_add_up_to_the_window():
 
 def both(asked, steps):
     """The same run with iterations advanced together and one by one."""
-    return [run(asked, DEPLOYMENT, executor(steps), VirtualClock(), asked.manager_on(DEPLOYMENT), asked.requests)
-            for executor in (SimulatedExecutor, OneByOne)]
+    return [
+        run(asked, DEPLOYMENT, executor(steps), VirtualClock(), asked.manager_on(DEPLOYMENT), asked.requests)
+        for executor in (SimulatedExecutor, OneByOne)
+    ]
 
 
 def assert_close(one, other, rel):
     assert one.keys() == other.keys()
     for name, value in one.items():
-        close = value == other[name] if isinstance(value, str | None) else value == pytest.approx(other[name], rel=rel, abs=1e-9)
+        close = (
+            value == other[name]
+            if isinstance(value, str | None)
+            else value == pytest.approx(other[name], rel=rel, abs=1e-9)
+        )
         assert close, f"{name}: {value} and {other[name]}"
 
 
@@ -137,7 +159,8 @@ def test_iterations_advanced_together_give_the_numbers_of_single_ones(name, rate
     asked = Load(name, "alpaca", rate, **WINDOW)
     together, single = both(asked, constant(0.03))
     assert_close(together, single, rel=1e-9)
-    # Where steps grow, a part of the window takes its share of iterations as if those advanced together took equally long.
+    # Where steps grow, a part of the window takes its share of iterations as if those advanced together took equally
+    # long.
     together, single = both(asked, constant(0.03, 1e-5))
     parts = {"tokens_per_s_low", "tokens_per_s_high"}
     assert_close({**together, **dict.fromkeys(parts)}, {**single, **dict.fromkeys(parts)}, rel=1e-3)
@@ -153,7 +176,11 @@ def test_a_prediction_is_a_run_in_virtual_time_and_says_what_it_is():
     assert sum(found[piece] for piece in PIECES) == pytest.approx(1)
     assert found["tokens_per_s_low"] <= found["tokens_per_s"] <= found["tokens_per_s_high"]
     assert found["finished_rate"] * asked.trace.output_tokens.mean() == pytest.approx(found["tokens_per_s"])
-    assert found["trace_hash"] == asked.trace.hash and found["kind"] == "saturated" and found["latency_s_per_token"] is None
+    assert (
+        found["trace_hash"] == asked.trace.hash
+        and found["kind"] == "saturated"
+        and found["latency_s_per_token"] is None
+    )
 
 
 def test_saturated_requests_are_all_there_at_the_start_and_are_exactly_as_long_as_the_trace_says():
@@ -164,10 +191,16 @@ def test_saturated_requests_are_all_there_at_the_start_and_are_exactly_as_long_a
         assert request.sampling == SamplingParams(n=2, temperature=1.0, ignore_eos=True)
 
 
-@pytest.mark.parametrize("rate, step_s, mark", [
-    (None, 0.03, "steady"), (None, 2e-3, "queue ran empty"),
-    (8.0, 0.005, "steady"), (100.0, 0.03, "overloaded"), (2.0, 0.005, "too short"),
-])
+@pytest.mark.parametrize(
+    "rate, step_s, mark",
+    [
+        (None, 0.03, "steady"),
+        (None, 2e-3, "queue ran empty"),
+        (8.0, 0.005, "steady"),
+        (100.0, 0.03, "overloaded"),
+        (2.0, 0.005, "too short"),
+    ],
+)
 def test_marks(rate, step_s, mark):
     pool = replace(DEPLOYMENT, kv_slots=2048 if mark != "queue ran empty" else 200_000)
     found = predict(Load("vllm", "alpaca", rate, **WINDOW), pool, constant(step_s))
@@ -184,13 +217,18 @@ def test_the_latency_of_an_overloaded_run_is_a_lower_bound(monkeypatch):
     assert bound["latency_s_per_token"] < whole["latency_s_per_token"]
     assert bound["mark"] == whole["mark"] == "overloaded"
     same = ("tokens_per_s", "mean_batch", "token_states", "num_finished", "preemptions")
-    assert [bound[name] for name in same] == pytest.approx([whole[name] for name in same])  # the window has passed by then
+    assert [bound[name] for name in same] == pytest.approx(
+        [whole[name] for name in same]
+    )  # the window has passed by then
 
 
 def test_only_requests_that_arrive_in_the_window_have_a_latency():
     """Ten of 12 s are warm-up: the mean is that of the others alone."""
     asked = Load("vllm", "alpaca", 5.0, 10.0, 12.0, max_model_len=MAX_LEN)
-    engine = Engine(Scheduler(asked.manager_on(DEPLOYMENT), asked.system_on(DEPLOYMENT).scheduler), SimulatedExecutor(constant(0.03)))
+    engine = Engine(
+        Scheduler(asked.manager_on(DEPLOYMENT), asked.system_on(DEPLOYMENT).scheduler),
+        SimulatedExecutor(constant(0.03)),
+    )
     late = [outcome.normalized_latency_s for outcome in engine.run(asked.requests) if outcome.request.arrival_s >= 10.0]
     assert 5 < len(late) < 20
     assert predict(asked, DEPLOYMENT, constant(0.03))["latency_s_per_token"] == pytest.approx(np.mean(late))
@@ -204,13 +242,21 @@ def test_a_window_in_which_nothing_happens_has_no_numbers_that_are_none():
     assert found["mean_batch"] is None and found["token_states"] is None and found["tokens_per_s"] == 0
 
 
-@pytest.mark.parametrize("bad, named", [
-    (dict(warm_s=-1.0), "window"), (dict(warm_s=3.0), "window"), (dict(stop_s=float("inf")), "window"), (dict(warm_s=float("nan")), "window"),
-    (dict(workload="wmt"), "unknown workload 'wmt'; known: alpaca, sharegpt"),
-    (dict(prefix_tokens=80), "prefix_tokens = 80: prompts of alpaca share none"), (dict(block_size=24), "block_size = 24"),
-    (dict(preemption="never"), "unknown preemption 'never'; known: recompute, swap"), (dict(beams=True, n=3), "no recording of 3 beams"),
-    (dict(beams=True, n=2, workload="translation"), "unknown workload of recorded beams 'translation'"),
-])
+@pytest.mark.parametrize(
+    "bad, named",
+    [
+        (dict(warm_s=-1.0), "window"),
+        (dict(warm_s=3.0), "window"),
+        (dict(stop_s=float("inf")), "window"),
+        (dict(warm_s=float("nan")), "window"),
+        (dict(workload="wmt"), "unknown workload 'wmt'; known: alpaca, sharegpt"),
+        (dict(prefix_tokens=80), "prefix_tokens = 80: prompts of alpaca share none"),
+        (dict(block_size=24), "block_size = 24"),
+        (dict(preemption="never"), "unknown preemption 'never'; known: recompute, swap"),
+        (dict(beams=True, n=3), "no recording of 3 beams"),
+        (dict(beams=True, n=2, workload="translation"), "unknown workload of recorded beams 'translation'"),
+    ],
+)
 def test_a_load_that_cannot_be_is_refused(bad, named):
     with pytest.raises(UserError, match=named):
         Load(**(dict(system="vllm", workload="alpaca", rate=None, warm_s=1.0, stop_s=3.0) | bad))

@@ -33,9 +33,7 @@ from repro.sequence import Request, SamplingParams, SequenceGroup
 def group_of(
     prompt: int, output: int = 8, n: int = 1, beam: bool = False, prefix_id: str | None = None
 ) -> SequenceGroup:
-    return SequenceGroup(
-        Request(0, 0.0, prompt, output, SamplingParams(n=n, use_beam_search=beam), prefix_id)
-    )
+    return SequenceGroup(Request(0, 0.0, prompt, output, SamplingParams(n=n, use_beam_search=beam), prefix_id))
 
 
 def tables(manager: KVCacheManager, group: SequenceGroup) -> list[list[int]]:
@@ -52,11 +50,7 @@ def test_a_block_is_taken_exactly_when_the_last_one_is_full(size: int) -> None:
     for num_tokens in range(5, 45):
         if num_tokens > 5:
             assert manager.append_slots(group, num_tokens) == []
-        assert (
-            len(manager.block_table(group.seqs[0]))
-            == manager.cdiv(num_tokens)
-            == (num_tokens + size - 1) // size
-        )
+        assert len(manager.block_table(group.seqs[0])) == manager.cdiv(num_tokens) == (num_tokens + size - 1) // size
         assert manager.num_free_blocks == 64 - manager.cdiv(num_tokens)
     manager.free(group)
     assert manager.num_free_blocks == 64
@@ -147,9 +141,7 @@ def test_admission_leaves_the_watermark_free() -> None:
 def test_what_fits_is_what_an_empty_pool_can_take_to_the_end() -> None:
     manager = PagedKVCacheManager(10, 4, watermark=0.1)
     assert manager.fits(group_of(20, 17)) and not manager.fits(group_of(20, 18))  # stores 36 tokens, not 37
-    assert manager.fits(group_of(8, 5, n=7)) and not manager.fits(
-        group_of(8, 5, n=8)
-    )  # 2 + n x 1 blocks, 1 kept free
+    assert manager.fits(group_of(8, 5, n=7)) and not manager.fits(group_of(8, 5, n=8))  # 2 + n x 1 blocks, 1 kept free
     manager.store_prefix("p", 8)
     assert manager.fits(group_of(20, 9)) and not manager.fits(group_of(20, 10))  # 7 blocks beside the prefix
     assert manager.fits(group_of(20, 17, prefix_id="p")) and not manager.fits(group_of(20, 18, prefix_id="p"))
@@ -266,9 +258,7 @@ def test_can_append_slots_is_exact(load: Load) -> None:
     def exact(load: Load, num_blocks: int) -> KVCacheManager:
         return Exact(num_blocks, load.block_size, load.watermark, load.cpu_blocks)
 
-    Shadow(load.scheduler(exact, load.config(PreemptionMode.BY_GROUP)), load.seed, load.stop_rate).run(
-        load.requests
-    )
+    Shadow(load.scheduler(exact, load.config(PreemptionMode.BY_GROUP)), load.seed, load.stop_rate).run(load.requests)
 
 
 # Contiguous manager
@@ -279,27 +269,18 @@ def test_reservations() -> None:
     assert reserve_max(request, 2048) == 2048
     assert reserve_oracle(request, 2048) == 65
     assert reserve_pow2(request, 2048) == 128
-    assert [reserve_pow2(group_of(1, output).request, 2048) for output in (1, 2, 3, 64, 1025)] == [
-        1,
-        2,
-        4,
-        64,
-        2048,
-    ]
+    assert [reserve_pow2(group_of(1, output).request, 2048) for output in (1, 2, 3, 64, 1025)] == [1, 2, 4, 64, 2048]
 
 
 @pytest.mark.parametrize(
-    "reservation, planned, blocks",
-    ((reserve_max, 2048, 128), (reserve_pow2, 228, 16), (reserve_oracle, 165, 16)),
+    "reservation, planned, blocks", ((reserve_max, 2048, 128), (reserve_pow2, 228, 16), (reserve_oracle, 165, 16))
 )
 def test_each_sequence_gets_one_run_of_consecutive_blocks(reservation, planned: int, blocks: int) -> None:
     manager, group = ContiguousKVCacheManager(983, 16, reservation=reservation), group_of(100, 65, n=2)
     assert manager.reserved_tokens(group) == planned  # prompt + r, at most 2048
     manager.allocate(group, 100)
     first, second = tables(manager, group)
-    assert first == list(range(first[0], first[0] + blocks)) and second == list(
-        range(second[0], second[0] + blocks)
-    )
+    assert first == list(range(first[0], first[0] + blocks)) and second == list(range(second[0], second[0] + blocks))
     assert not set(first) & set(second) and manager.num_free_blocks == 983 - 2 * blocks
     assert manager.can_append_slots(group, 164) and manager.append_slots(group, 164) == []
     manager.free(group)
@@ -315,9 +296,7 @@ def test_contiguous_beams_and_samples_copy_the_blocks_in_use() -> None:
     a, b, c = tables(manager, group)
     copies = [CacheOp(OpKind.COPY, src, dst) for target in (b, c) for src, dst in zip(a[:3], target[:3])]
     assert manager.spread_prompt(group, 9) == copies
-    assert manager.fork(group, [1, 1, 2], 13) == [
-        CacheOp(OpKind.COPY, src, dst) for src, dst in zip(b[:4], a[:4])
-    ]
+    assert manager.fork(group, [1, 1, 2], 13) == [CacheOp(OpKind.COPY, src, dst) for src, dst in zip(b[:4], a[:4])]
     assert tables(manager, group) == [a, b, c]
 
 
@@ -340,10 +319,7 @@ def test_contiguous_fits_looks_at_an_empty_pool() -> None:
 
 
 def test_contiguous_memory_does_not_swap() -> None:
-    manager, group = (
-        ContiguousKVCacheManager(64, 4, reservation=reserve_oracle, max_model_len=32),
-        group_of(9, 8),
-    )
+    manager, group = (ContiguousKVCacheManager(64, 4, reservation=reserve_oracle, max_model_len=32), group_of(9, 8))
     manager.allocate(group, 9)
     assert not manager.can_swap_out(group) and not manager.can_swap_in(group, 9)
     with pytest.raises(NotImplementedError, match="Contiguous"):
@@ -388,9 +364,7 @@ def recount(manager: KVCacheManager, output: SchedulerOutput, shadow: Shadow) ->
     """Slot by slot: who uses it now, who will, and who holds it for nothing."""
     size = manager.block_size
     prefix = (
-        {block for prefix_id in shadow._prefixes for block in manager.prefix_blocks(prefix_id)}
-        if shadow.paged
-        else ()
+        {block for prefix_id in shadow._prefixes for block in manager.prefix_blocks(prefix_id)} if shadow.paged else ()
     )
     kind = {(block, slot): "token_states" for block in prefix for slot in range(size)}
     logical = physical = 0
@@ -476,9 +450,7 @@ def test_usage_is_what_a_recount_finds(kind: str, decoding: str) -> None:
 
     check()
     assert seen["reserved"]
-    assert bool(seen["internal"]) == (
-        kind != "oracle"
-    )  # the oracle wastes nothing but what the buddy rounds up
+    assert bool(seen["internal"]) == (kind != "oracle")  # the oracle wastes nothing but what the buddy rounds up
     assert bool(seen["rounding"]) == (kind != "paged")
 
 

@@ -51,10 +51,19 @@ def folders(tmp_path, monkeypatch):
     about = {"experiment": "fig01_memory", "evidence": ["modelled"], "devices": ["a100-2023"], "scale": "smoke"}
     for file_format in provenance.FIGURE_FORMATS:
         (figures / f"fig01_memory.{file_format}").write_bytes(provenance.figure_bytes(figure, file_format, about))
-    machine = {"commit": "0123456789abcdef", "uncommitted_changes": True, "cpu": "<CPU>", "cores": 2, "gpus": ["H200"],
-               "python": "3.11.7", "libraries": {"numpy": "2.4", "torch": None}, "utc": "2026-01-02T03:04:05+00:00"}
-    (results / "fig01_memory" / "manifest.json").write_text(json.dumps(
-        {"title": "Sums & shares", "points": 16, "seconds_of_computing": 1.5, "computed_by": [machine]}))
+    machine = {
+        "commit": "0123456789abcdef",
+        "uncommitted_changes": True,
+        "cpu": "<CPU>",
+        "cores": 2,
+        "gpus": ["H200"],
+        "python": "3.11.7",
+        "libraries": {"numpy": "2.4", "torch": None},
+        "utc": "2026-01-02T03:04:05+00:00",
+    }
+    (results / "fig01_memory" / "manifest.json").write_text(
+        json.dumps({"title": "Sums & shares", "points": 16, "seconds_of_computing": 1.5, "computed_by": [machine]})
+    )
     return figures, results
 
 
@@ -78,8 +87,18 @@ def test_it_needs_no_network(folders):
 
 def test_it_shows_figures_verdicts_machines_and_all_claims(folders):
     text = page.build(*folders).read_text()
-    for part in ("Sums &amp; shares", "modelled · a100-2023 · scale smoke", "a &lt; b &amp; c", "3.1 … 3.4",
-                 "&lt;CPU&gt;", "0123456789 + changes", "numpy 2.4", "H200", '<b>1</b> reproduced', '<b>80</b> not run'):
+    for part in (
+        "Sums &amp; shares",
+        "modelled · a100-2023 · scale smoke",
+        "a &lt; b &amp; c",
+        "3.1 … 3.4",
+        "&lt;CPU&gt;",
+        "0123456789 + changes",
+        "numpy 2.4",
+        "H200",
+        "<b>1</b> reproduced",
+        "<b>80</b> not run",
+    ):
         assert part in text, part
     assert "a < b" not in text and "<CPU>" not in text
     assert text.count('<tr id="claim-') == 81
@@ -109,7 +128,7 @@ def test_figures_of_nobody_are_shown_as_such(folders):
 def test_an_empty_checkout_has_a_page_too(tmp_path):
     text = page.build(tmp_path / "figures", tmp_path / "results").read_text()
     Checked(text)
-    assert "make reproduce" in text and '<b>81</b> not run' in text
+    assert "make reproduce" in text and "<b>81</b> not run" in text
 
 
 def test_a_broken_manifest_is_named(folders):

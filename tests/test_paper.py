@@ -7,15 +7,23 @@ import pytest
 from repro import paper
 
 #: Fig. 12's and others' names in the reference file -> our ids
-IDS = {"vLLM": "vllm", "Orca (Max)": "orca-max", "Orca (Pow2)": "orca-pow2", "Orca (Oracle)": "orca-oracle",
-       "FasterTransformer": "faster-transformer", "Existing systems": "existing"}
+IDS = {
+    "vLLM": "vllm",
+    "Orca (Max)": "orca-max",
+    "Orca (Pow2)": "orca-pow2",
+    "Orca (Oracle)": "orca-oracle",
+    "FasterTransformer": "faster-transformer",
+    "Existing systems": "existing",
+}
 
 
 def test_every_number_is_the_reference_file_s(reference_dir):
     reference = json.loads((reference_dir / "paper" / "figures.json").read_text())
     for name in ("fig12", "fig14", "fig16", "fig17"):
-        renamed = {panel: {IDS[system]: curve for system, curve in systems.items()}
-                   for panel, systems in reference[name].items()}
+        renamed = {
+            panel: {IDS[system]: curve for system, curve in systems.items()}
+            for panel, systems in reference[name].items()
+        }
         assert paper.figure(name) == renamed
     for name in ("fig18a", "fig18b", "fig19a", "fig19b"):
         assert sorted(map(str, paper.figure(name).values())) == sorted(map(str, reference[name].values()))
@@ -46,8 +54,10 @@ def test_crossing_interpolates_the_first_rise():
 
 def test_crossings_give_the_ratios_of_the_paper_s_curves():
     rates = paper.crossings("fig12", 0.5)
-    ratios = [round(rates[f"{model}/sharegpt"]["vllm"] / rates[f"{model}/sharegpt"]["orca-oracle"], 2)
-              for model in ("opt-13b", "opt-66b", "opt-175b")]
+    ratios = [
+        round(rates[f"{model}/sharegpt"]["vllm"] / rates[f"{model}/sharegpt"]["orca-oracle"], 2)
+        for model in ("opt-13b", "opt-66b", "opt-175b")
+    ]
     assert ratios == [1.75, 2.33, 1.47]
     assert round(rates["opt-13b/alpaca"]["vllm"], 2) == 28.06
 

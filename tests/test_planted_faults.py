@@ -96,9 +96,7 @@ def every_request_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @planted
-def a_diverged_group_shares_its_whole_prompt_when_it_is_computed_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def a_diverged_group_shares_its_whole_prompt_when_it_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = PagedKVCacheManager._layout
 
     def shared(self: PagedKVCacheManager, group: SequenceGroup, num_tokens: int) -> tuple[int, int, int]:
@@ -226,9 +224,7 @@ def a_preempted_request_loses_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
 def requests_end_one_token_early(monkeypatch: pytest.MonkeyPatch) -> None:
     class Early(dict):
         def pop(self, iteration: int, *default: object) -> object:
-            return (
-                super().pop(iteration + 1, *default) if default == ((),) else super().pop(iteration, *default)
-            )
+            return super().pop(iteration + 1, *default) if default == ((),) else super().pop(iteration, *default)
 
     init = Scheduler.__init__
 

@@ -25,19 +25,7 @@ import test_provenance
 import yaml
 from fake_project import FakeProject
 
-from repro import (
-    cli,
-    environment,
-    experiment,
-    keys,
-    notebook,
-    parameters,
-    plotting,
-    provenance,
-    runner,
-    store,
-    verify,
-)
+from repro import cli, environment, experiment, keys, notebook, parameters, plotting, provenance, runner, store, verify
 from repro.errors import UserError
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -62,9 +50,7 @@ def an_edited_result_file_is_believed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(store.PointStore, "read", lambda self, key: provenance.read_json(self.path(key)) or None)
 
 
-@planted(
-    lambda project, folder, patch: test_experiment.test_a_full_disk_leaves_no_partial_file(folder, patch)
-)
+@planted(lambda project, folder, patch: test_experiment.test_a_full_disk_leaves_no_partial_file(folder, patch))
 def files_are_written_in_place(patch: pytest.MonkeyPatch) -> None:
     def write(path: Path, content: bytes, durable: bool = True) -> None:
         with open(path, "wb") as file:
@@ -86,11 +72,7 @@ def keys_forget_the_code(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(keys._Collector, "code", lambda self: "")
 
 
-@planted(
-    lambda project, folder, patch: test_experiment.test_a_data_file_counts_by_content_not_by_name(
-        project, folder
-    )
-)
+@planted(lambda project, folder, patch: test_experiment.test_a_data_file_counts_by_content_not_by_name(project, folder))
 def a_data_file_counts_by_its_name(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(keys, "_file_or_value", lambda value: str(value) if isinstance(value, Path) else value)
 
@@ -111,9 +93,7 @@ def the_first_fault_ends_the_run(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(runner, "compute", compute)
 
 
-@planted(
-    lambda project, folder, patch: test_interruption.test_the_lock_goes_with_its_process(project, folder)
-)
+@planted(lambda project, folder, patch: test_interruption.test_the_lock_goes_with_its_process(project, folder))
 def the_lock_locks_nothing(patch: pytest.MonkeyPatch) -> None:
     import fcntl
 
@@ -130,8 +110,8 @@ def a_full_disk_passes_the_notebook_as_it_is(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted(
-    lambda project, folder, patch: (
-        test_provenance.test_figures_have_equal_bytes_and_give_back_what_they_carry("svg", folder)
+    lambda project, folder, patch: test_provenance.test_figures_have_equal_bytes_and_give_back_what_they_carry(
+        "svg", folder
     )
 )
 def figures_carry_random_names(patch: pytest.MonkeyPatch) -> None:
@@ -169,9 +149,7 @@ def verify_does_not_compute_again(patch: pytest.MonkeyPatch) -> None:
 @planted(verified(test_cli.test_verify_names_the_first_thing_that_was_changed))
 def verify_does_not_read_the_rows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        verify,
-        "sha256_file",
-        lambda path: json.loads(path.parent.joinpath("tiny.json").read_bytes())["rows_hash"],
+        verify, "sha256_file", lambda path: json.loads(path.parent.joinpath("tiny.json").read_bytes())["rows_hash"]
     )
 
 
@@ -201,9 +179,7 @@ def a_name_that_is_too_long_passes_the_command_line(patch: pytest.MonkeyPatch) -
     patch.setattr(cli, "OSError", ZeroDivisionError, raising=False)
 
 
-@planted(
-    lambda project, folder, patch: test_bad_input.is_handled(["run", "tiny", "-p", "sedes=[1]"], project)
-)
+@planted(lambda project, folder, patch: test_bad_input.is_handled(["run", "tiny", "-p", "sedes=[1]"], project))
 def unknown_parameters_are_let_through_with_a_file_left_behind(patch: pytest.MonkeyPatch) -> None:
     def check(params_class: type, given: dict[str, object], source: str) -> dict[str, object]:
         if "sedes" in given:
@@ -217,9 +193,7 @@ def unknown_parameters_are_let_through_with_a_file_left_behind(patch: pytest.Mon
 @planted(lambda project, folder, patch: test_environment.test_the_hub_is_asked_only_on_request(None, True))
 def the_hub_is_asked_unasked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        test_environment,
-        "prepare_environment",
-        lambda environ: environment.prepare_environment(environ | {"HUB": "1"}),
+        test_environment, "prepare_environment", lambda environ: environment.prepare_environment(environ | {"HUB": "1"})
     )
 
 
@@ -236,9 +210,7 @@ def test_the_suite_notices_that(name: str, tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_without_the_fault_the_same_test_passes(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_fault_the_same_test_passes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "folder").mkdir()
     project = FakeProject(tmp_path / "checkout", monkeypatch)
     monkeypatch.setattr(verify, "print", lambda line, **options: Captured.lines.append(line), raising=False)

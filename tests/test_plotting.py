@@ -8,10 +8,20 @@ from repro import paper, plotting, provenance
 
 
 def rows(system="vllm", evidence="modelled", seeds=(0, 1, 2), device="a100-2023"):
-    return pd.DataFrame([
-        {"system": system, "evidence": evidence, "device": device, "seed": seed, "rate": rate,
-         "latency": rate * (1 + 0.1 * seed)}
-        for seed in seeds for rate in (1.0, 2.0)])
+    return pd.DataFrame(
+        [
+            {
+                "system": system,
+                "evidence": evidence,
+                "device": device,
+                "seed": seed,
+                "rate": rate,
+                "latency": rate * (1 + 0.1 * seed),
+            }
+            for seed in seeds
+            for rate in (1.0, 2.0)
+        ]
+    )
 
 
 @pytest.fixture
@@ -84,8 +94,9 @@ def test_bars_carry_mean_and_range(axis):
 def test_the_footer_says_what_the_figure_is():
     both = pd.concat([rows(), rows(evidence="recorded", device="h200", seeds=(0,))])
     text = plotting.provenance(both, with_paper=True)
-    assert text == ("modelled on a100-2023, 3 seeds (mean; least to most); recorded on h200, 1 seed; "
-                    "hollow: the paper's points")
+    assert text == (
+        "modelled on a100-2023, 3 seeds (mean; least to most); recorded on h200, 1 seed; hollow: the paper's points"
+    )
     with plotting.house():
         figure, _ = plotting.panels(["one"])
         plotting.footer(figure, rows(), note="A word more.")

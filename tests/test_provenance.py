@@ -16,15 +16,7 @@ from matplotlib.figure import Figure
 
 from repro import provenance
 from repro.errors import UserError
-from repro.provenance import (
-    canonical_json,
-    figure_bytes,
-    machine,
-    read_embedded,
-    rows_csv,
-    rows_hash,
-    sha256_text,
-)
+from repro.provenance import canonical_json, figure_bytes, machine, read_embedded, rows_csv, rows_hash, sha256_text
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -86,9 +78,7 @@ def test_a_machine_is_described_without_importing_torch() -> None:
     made = json.loads(
         subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     )
-    assert (
-        made["cores"] >= 1 and made["cpu"] and made["libraries"]["numpy"] and made["utc"].endswith("+00:00")
-    )
+    assert made["cores"] >= 1 and made["cpu"] and made["libraries"]["numpy"] and made["utc"].endswith("+00:00")
 
 
 def test_a_machine_without_git_and_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,9 +38,7 @@ def test_recorded_tables_hold_every_token_once_and_count_holders():
             prompt = 6 if name.startswith("0") else 3
             assert sum(cell.filled for cell in cells) == prompt + state.iteration
         holders = [cell.physical for cells in state.tables.values() for cell in cells]
-        assert all(
-            cell.holders == holders.count(cell.physical) for cells in state.tables.values() for cell in cells
-        )
+        assert all(cell.holders == holders.count(cell.physical) for cells in state.tables.values() for cell in cells)
     assert [state.iteration for state in watch.states] == list(range(5))
     figure = draw(watch.states, [0, 3])
     assert [axis.get_title() for axis in figure.axes] == [

@@ -49,7 +49,11 @@ def test_a_bucket_holds_the_batch_or_the_batch_stays_as_it_is():
             shape = MixedShape.bucket(rows, tokens, 2048)
             parts = shape.split(torch.arange(shape.size))
             assert shape.is_bucket and [len(part) for part in parts] == [
-                tokens, rows + tokens, rows + tokens, *[rows + MAX_CHUNKS] * 3, MAX_CHUNKS + 1
+                tokens,
+                rows + tokens,
+                rows + tokens,
+                *[rows + MAX_CHUNKS] * 3,
+                MAX_CHUNKS + 1,
             ]
     # as many chunks as a bucket has, but of a batch that does not fit one: the longest is shorter than all together
     assert not MixedShape(rows=300, tokens=64, chunks=MAX_CHUNKS, context=2048, longest=49).is_bucket

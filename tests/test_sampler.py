@@ -49,9 +49,7 @@ def exact(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
 def test_tokens_follow_the_distribution(options):
     logits = np.random.default_rng(0).normal(size=VOCABULARY) * 2
     params, count = SamplingParams(seed=3, **options), 20_000
-    tokens = sample(
-        torch.tensor(logits).float().expand(count, -1), plan(*[params] * count), np.arange(count)
-    ).numpy()
+    tokens = sample(torch.tensor(logits).float().expand(count, -1), plan(*[params] * count), np.arange(count)).numpy()
     expected = exact(logits, params)
     observed = np.bincount(tokens, minlength=VOCABULARY) / count
     assert set(np.flatnonzero(observed)) <= set(np.flatnonzero(expected))
@@ -77,15 +75,11 @@ def test_a_row_depends_on_its_own_parameters_only():
 
 
 def test_uniform_numbers_are_uniform_and_independent_of_each_other():
-    grid = (
-        np.stack(np.meshgrid(np.arange(40), np.arange(40), np.arange(40), indexing="ij"), -1).reshape(-1, 3).T
-    )
+    grid = np.stack(np.meshgrid(np.arange(40), np.arange(40), np.arange(40), indexing="ij"), -1).reshape(-1, 3).T
     u = uniform(*grid)
     assert u.min() > 0 and u.max() < 1 and len(np.unique(u)) == len(u)
     counts = np.histogram(u, bins=64, range=(0, 1))[0]
-    assert (
-        (counts - 1000) ** 2 / 1000
-    ).sum() < 120  # chi-squared with 63 degrees of freedom: p is about 1e-5
+    assert ((counts - 1000) ** 2 / 1000).sum() < 120  # chi-squared with 63 degrees of freedom: p is about 1e-5
     cube = u.reshape(40, 40, 40)
     for axis in range(3):
         a, b = np.take(cube, range(39), axis).ravel(), np.take(cube, range(1, 40), axis).ravel()
@@ -104,9 +98,16 @@ def test_groups_of_beams_advance_together_as_each_does_alone():
     rng = np.random.default_rng(3)
     for width in (2, 4, 6):
         request = Request(0, 0.0, 1, 9, SamplingParams(n=width, use_beam_search=True))
-        scores = [None, np.sort(rng.normal(size=width).astype(np.float32)), None, rng.normal(size=width).astype(np.float32)]
+        scores = [
+            None,
+            np.sort(rng.normal(size=width).astype(np.float32)),
+            None,
+            rng.normal(size=width).astype(np.float32),
+        ]
         logits = torch.tensor(rng.normal(size=(4, width, VOCABULARY)) * 3)
-        together, alone = ([RequestState(request, np.zeros(1, np.int64), beam_scores=given) for given in scores] for _ in range(2))
+        together, alone = (
+            [RequestState(request, np.zeros(1, np.int64), beam_scores=given) for given in scores] for _ in range(2)
+        )
         steps = advance_beams(together, logits)
         assert steps == [advance_beams([state], logits[place : place + 1])[0] for place, state in enumerate(alone)]
         for one, other in zip(together, alone):
@@ -129,6 +130,4 @@ def test_beams_that_live_on_keep_their_place():
         totals = before[:, None] + logits.log_softmax(-1).numpy()
         best = {divmod(index, VOCABULARY) for index in np.argsort(-totals.ravel())[:width].tolist()}
         assert set(zip(step.parents, step.tokens)) == best
-        assert np.allclose(
-            state.beam_scores, [totals[pair] for pair in zip(step.parents, step.tokens)], atol=1e-4
-        )
+        assert np.allclose(state.beam_scores, [totals[pair] for pair in zip(step.parents, step.tokens)], atol=1e-4)

@@ -30,11 +30,7 @@ def request(
     number: int, prompt: int, output: int, n: int = 1, beam: bool = False, arrival: float | None = None
 ) -> Request:
     return Request(
-        number,
-        float(number) if arrival is None else arrival,
-        prompt,
-        output,
-        SamplingParams(n=n, use_beam_search=beam),
+        number, float(number) if arrival is None else arrival, prompt, output, SamplingParams(n=n, use_beam_search=beam)
     )
 
 
@@ -130,9 +126,7 @@ def test_the_requester_itself_is_driven_out_when_it_came_last() -> None:
 
 
 def test_arrival_decides_not_the_order_of_resumption() -> None:
-    case = Case(
-        request(0, 4, 9, arrival=5.0), request(1, 4, 9, arrival=5.0), request(2, 4, 9, arrival=1.0), blocks=3
-    )
+    case = Case(request(0, 4, 9, arrival=5.0), request(1, 4, 9, arrival=5.0), request(2, 4, 9, arrival=1.0), blocks=3)
     case.step()
     assert case.output.prefills[2].group is case.groups[2]
     case.scheduler.add(request(3, 1, 1, arrival=6.0))
@@ -176,9 +170,7 @@ def test_nothing_starts_in_an_iteration_that_preempted() -> None:
     """Request 1 leaves 5 blocks, of which 0 takes one: request 2 would fit at once, but must wait."""
     case = Case(request(0, 8, 12), request(1, 20, 3), blocks=7)
     assert case.step() == ("", "01", "")
-    case.scheduler.waiting.append(
-        SequenceGroup(request(2, 1, 1, arrival=0.5))
-    )  # as if it had been driven out earlier
+    case.scheduler.waiting.append(SequenceGroup(request(2, 1, 1, arrival=0.5)))  # as if it had been driven out earlier
     assert case.step() == ("0", "", "1")
     assert case.step() == ("0", "2", "")
 
@@ -224,26 +216,17 @@ def test_sequences_are_capped() -> None:
 
 
 def test_prompts_and_decoding_sequences_share_the_token_cap() -> None:
-    case = Case(
-        request(0, 6, 3), request(1, 5, 1), request(2, 5, 1), max_num_seqs=4, max_num_batched_tokens=10
-    )
+    case = Case(request(0, 6, 3), request(1, 5, 1), request(2, 5, 1), max_num_seqs=4, max_num_batched_tokens=10)
     assert case.step() == ("", "0", "")  # 6 + 5 > 10
     assert case.step() == ("0", "1", "")  # 1 + 5 + 5 > 10
     assert case.step() == ("0", "2", "")
-    case = Case(
-        request(0, 6, 3), request(1, 5, 1), request(2, 4, 1), max_num_seqs=4, max_num_batched_tokens=10
-    )
+    case = Case(request(0, 6, 3), request(1, 5, 1), request(2, 4, 1), max_num_seqs=4, max_num_batched_tokens=10)
     assert case.steps(2) == [("", "0", ""), ("0", "12", "")]
 
 
 def test_a_preempted_request_that_outgrew_the_token_cap_returns_alone() -> None:
     case = Case(
-        request(0, 4, 13),
-        request(1, 4, 13),
-        request(2, 7, 1),
-        blocks=5,
-        max_num_seqs=3,
-        max_num_batched_tokens=8,
+        request(0, 4, 13), request(1, 4, 13), request(2, 7, 1), blocks=5, max_num_seqs=3, max_num_batched_tokens=8
     )
     assert case.steps(6)[-1] == ("0", "", "1")  # with its 9 tokens it needs 3 blocks, and 2 are free
     assert case.steps(7) == [("0", "", "")] * 7 and case.ended == "0"
@@ -308,11 +291,7 @@ def test_a_sequence_that_stops_frees_its_blocks_and_the_last_one_ends_the_group(
     scheduler, group = case.scheduler, case.groups[0]
     first, second, third = group.seqs
     assert scheduler.update(scheduler.schedule(), stopped=[(group, second)]) == [case.groups[1]]
-    assert (
-        scheduler.manager.num_free_blocks == 64 - 1 - 2
-        and scheduler.num_seqs == 2
-        and group.seqs == [first, third]
-    )
+    assert scheduler.manager.num_free_blocks == 64 - 1 - 2 and scheduler.num_seqs == 2 and group.seqs == [first, third]
     output = scheduler.schedule()
     assert output.context_tokens == 2 * 6
     assert scheduler.update(output, stopped=[(group, first), (group, third)]) == [group]
@@ -326,9 +305,7 @@ def test_nothing_is_copied_for_a_group_that_has_ended() -> None:
     scheduler = case.scheduler
     assert scheduler.update(scheduler.schedule(), {case.groups[1]: [0, 0, 0]}) == [case.groups[0]]
     output = scheduler.schedule()
-    assert (
-        len(output.cache_ops) == 2 + 2
-    )  # the prompt for two more beams, then a beam step; nothing of the other
+    assert len(output.cache_ops) == 2 + 2  # the prompt for two more beams, then a beam step; nothing of the other
     assert scheduler.update(output, {case.groups[1]: [1, 1, 1]}) == [case.groups[1]]
     assert scheduler.schedule().cache_ops == []
 
@@ -376,10 +353,7 @@ def test_the_largest_request_that_can_run_does(one: Request, manager: KVCacheMan
     (
         ({"max_num_seqs": 0}, "max_num_seqs = 0"),
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens = 0"),
-        (
-            {"max_num_seqs": 9, "max_num_batched_tokens": 8},
-            "max_num_seqs = 9 is more than max_num_batched_tokens = 8",
-        ),
+        ({"max_num_seqs": 9, "max_num_batched_tokens": 8}, "max_num_seqs = 9 is more than max_num_batched_tokens = 8"),
     ),
 )
 def test_caps_that_cannot_work(config: dict, message: str) -> None:
@@ -423,10 +397,7 @@ class Watchful(Shadow):
         elif scheduler.waiting:
             head = scheduler.waiting[0]
             length = head.request.prompt_tokens + self.emitted[head]
-            limit, used = (
-                scheduler.config.max_num_batched_tokens,
-                output.num_decode_seqs + output.num_prefill_tokens,
-            )
+            limit, used = (scheduler.config.max_num_batched_tokens, output.num_decode_seqs + output.num_prefill_tokens)
             exhausted = limit is not None and used + self._cost(head, length) > limit
             self.seen["exhausted"] += exhausted
             in_batch = scheduler.config.batching is Batching.REQUEST and output.decodes
@@ -469,7 +440,5 @@ def test_paged_runs_obey_every_rule(mode: PreemptionMode, decoding: str) -> None
 
 @pytest.mark.parametrize("reservation", (reserve_max, reserve_pow2, reserve_oracle))
 def test_contiguous_runs_obey_every_rule(reservation: Reservation) -> None:
-    seen = obey(
-        contiguous(reservation), "mixed", 40, *((PreemptionMode.BY_GROUP, batching) for batching in Batching)
-    )
+    seen = obey(contiguous(reservation), "mixed", 40, *((PreemptionMode.BY_GROUP, batching) for batching in Batching))
     assert seen["held"] and seen["fork"] and not seen["preempt"] and not seen["append"]

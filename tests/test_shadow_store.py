@@ -25,9 +25,7 @@ def search(decoding: str, build: Build, examples: int, *configs: tuple) -> Count
     @given(loads(decoding))
     def check(load: Load) -> None:
         for arguments in configs:
-            shadow = Shadow(
-                load.scheduler(build, load.config(*arguments)), load.seed, load.stop_rate, load.lookahead
-            )
+            shadow = Shadow(load.scheduler(build, load.config(*arguments)), load.seed, load.stop_rate, load.lookahead)
             for prefix_id, num_tokens in load.prefixes.items():
                 shadow.store_prefix(prefix_id, num_tokens)
             seen.update(shadow.run(load.requests))

@@ -60,8 +60,10 @@ def test_a_registered_system_runs_and_the_papers_own_cannot_be_replaced():
     try:
         assert system(register(tight).name) is tight
         trace = make_trace("alpaca", 5.0, 30.0, seed=0)
-        assert serve(tight, OPT_13B, trace, COSTS).latency_s_per_token == \
-            serve(system("orca-oracle"), OPT_13B, trace, COSTS).latency_s_per_token
+        assert (
+            serve(tight, OPT_13B, trace, COSTS).latency_s_per_token
+            == serve(system("orca-oracle"), OPT_13B, trace, COSTS).latency_s_per_token
+        )
         with pytest.raises(UserError, match="one of the paper's systems"):
             register(contiguous_system("orca-max", lambda request, max_model_len: 1))
     finally:

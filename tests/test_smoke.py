@@ -9,9 +9,7 @@ from pathlib import Path
 from repro.environment import ROOT
 
 
-def test_the_smoke_reproduction_runs_from_nothing_and_leaves_the_committed_figures_alone(
-    tmp_path: Path,
-) -> None:
+def test_the_smoke_reproduction_runs_from_nothing_and_leaves_the_committed_figures_alone(tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (ROOT / "figures").glob("**/*")}
     environ = {name: value for name, value in os.environ.items() if not name.startswith("REPRO_")}
     # The other tests ask for Triton's interpreter; a user does not.

@@ -83,9 +83,7 @@ class ManagerMachine(RuleBasedStateMachine):
         assert self.manager.num_free_blocks >= getattr(self.manager, "watermark_blocks", 0)
         self.waiting.remove(group)
         self.on_gpu.append(group)
-        spread = (
-            self.manager.spread_prompt(group, length) if len(set(map(tuple, self.of(group)))) == 1 else None
-        )
+        spread = self.manager.spread_prompt(group, length) if len(set(map(tuple, self.of(group)))) == 1 else None
         for seq in group.seqs if spread is None or self.manager.shares else group.seqs[:1]:
             self.write(seq, 0, self.tokens[seq])
         for op in spread or ():
@@ -176,9 +174,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def held(self) -> Counter[int]:
         """How many sequences refer to each block on the GPU."""
-        return Counter(
-            block for group in self.on_gpu for seq in group.seqs for block in self.manager.block_table(seq)
-        )
+        return Counter(block for group in self.on_gpu for seq in group.seqs for block in self.manager.block_table(seq))
 
     @invariant()
     def no_block_is_lost(self) -> None:
@@ -226,9 +222,7 @@ class PagedMachine(ManagerMachine):
             assert self.manager.gpu.ref_counts[self.manager.block_table(seq)[-1]] == 1
 
     def expected_blocks(self, group: SequenceGroup, length: int) -> int:
-        return len(
-            {block for seq in group.seqs for block in self.manager.block_table(seq)} - set(self.prefix_blocks)
-        )
+        return len({block for seq in group.seqs for block in self.manager.block_table(seq)} - set(self.prefix_blocks))
 
     def elsewhere(self) -> bool:
         return bool(self.swapped)  # their prefix, which stays on the GPU
@@ -246,9 +240,7 @@ class PagedMachine(ManagerMachine):
     def swap_out(self, index: int) -> None:
         groups = self.unfinished()
         group = groups[index % len(groups)]
-        distinct = {block for seq in group.seqs for block in self.manager.block_table(seq)} - set(
-            self.prefix_blocks
-        )
+        distinct = {block for seq in group.seqs for block in self.manager.block_table(seq)} - set(self.prefix_blocks)
         assert self.manager.can_swap_out(group) == (len(distinct) <= self.manager.cpu.num_free)
         if self.manager.can_swap_out(group):
             ops = self.manager.swap_out(group)
@@ -305,9 +297,7 @@ class ContiguousMachine(ManagerMachine):
         reservation=st.sampled_from((reserve_max, reserve_pow2, reserve_oracle)),
     )
     def make(self, size: int, num_blocks: int, reservation: object) -> None:
-        self.manager = ContiguousKVCacheManager(
-            num_blocks, size, reservation=reservation, max_model_len=MAX_MODEL_LEN
-        )
+        self.manager = ContiguousKVCacheManager(num_blocks, size, reservation=reservation, max_model_len=MAX_MODEL_LEN)
         self.pool = TokenPool(num_blocks, 0, size)
 
     def expected_blocks(self, group: SequenceGroup, length: int) -> int:
@@ -359,9 +349,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         number = next(self.arrivals)
         sampling = SamplingParams(n=width, use_beam_search=beam and width > 1)
         with suppress(UserError):  # it can never fit
-            self.requests.append(
-                self.shadow.add(Request(number, float(number), prompt, output, sampling)).request
-            )
+            self.requests.append(self.shadow.add(Request(number, float(number), prompt, output, sampling)).request)
             self.owed += output
 
     @precondition(lambda self: self.shadow.scheduler.has_work)

@@ -1,4 +1,5 @@
-"""The table of measured step times: equal to what was measured where it was measured, sensible elsewhere, clear about what is missing."""
+"""The table of measured step times: equal to what was measured where it was measured, sensible elsewhere, clear about
+what is missing."""
 
 import itertools
 from dataclasses import replace
@@ -24,9 +25,16 @@ def mixed_s(seqs, prompt, context=0):
 
 
 def rows(seqs=SEQS, mixed_context=0):
-    decode = [{"seqs": n, "prompt_tokens": 0, "context_tokens": n * c, "seconds": alone_s(n, n * c)} for n in seqs for c in CONTEXTS]
-    return decode + [{"seqs": n, "prompt_tokens": p, "context_tokens": mixed_context, "seconds": mixed_s(n, p, mixed_context)}
-                     for n in MIXED_SEQS for p in MIXED_PROMPT]
+    decode = [
+        {"seqs": n, "prompt_tokens": 0, "context_tokens": n * c, "seconds": alone_s(n, n * c)}
+        for n in seqs
+        for c in CONTEXTS
+    ]
+    return decode + [
+        {"seqs": n, "prompt_tokens": p, "context_tokens": mixed_context, "seconds": mixed_s(n, p, mixed_context)}
+        for n in MIXED_SEQS
+        for p in MIXED_PROMPT
+    ]
 
 
 def first_s(steps, **output):
@@ -37,7 +45,12 @@ def first_s(steps, **output):
 def test_every_measured_cell_comes_out_as_measured(padded):
     steps = StepTimes.of("here", rows(), padded)
     for row in rows():
-        found = first_s(steps, num_decode_seqs=row["seqs"], context_tokens=row["context_tokens"], num_prefill_tokens=row["prompt_tokens"])
+        found = first_s(
+            steps,
+            num_decode_seqs=row["seqs"],
+            context_tokens=row["context_tokens"],
+            num_prefill_tokens=row["prompt_tokens"],
+        )
         assert found == pytest.approx(row["seconds"], rel=1e-9)
 
 
@@ -88,17 +101,25 @@ def test_noise_never_makes_context_save_time():
 
 def test_contexts_that_lie_far_apart_decide_what_context_costs():
     """Sixty-four sequences have contexts of nearly one length: an error of a tenth there is no slope."""
-    close = [{"seqs": 64, "prompt_tokens": 0, "context_tokens": c, "seconds": s} for c, s in ((640, 0.074), (700, 0.082))]
+    close = [
+        {"seqs": 64, "prompt_tokens": 0, "context_tokens": c, "seconds": s} for c, s in ((640, 0.074), (700, 0.082))
+    ]
     steps = StepTimes.of("here", [*rows(), *close], True)
     assert steps.per_context_s == pytest.approx(2e-6, rel=0.5) and steps.alone(64) == pytest.approx(0.077, rel=0.02)
 
 
-@pytest.mark.parametrize("drop, named", [
-    (lambda row: row["seqs"] == 4 and row["prompt_tokens"] == 64, r"\(4, 64\) is missing"),
-    (lambda row: row["seqs"] == 4 and row["context_tokens"] == 400, "decoding with 4 sequences is there at one context only"),
-    (lambda row: row["prompt_tokens"] == 0, "no decoding step"),
-    (lambda row: row["prompt_tokens"] > 0, "no step with a prompt"),
-])
+@pytest.mark.parametrize(
+    "drop, named",
+    [
+        (lambda row: row["seqs"] == 4 and row["prompt_tokens"] == 64, r"\(4, 64\) is missing"),
+        (
+            lambda row: row["seqs"] == 4 and row["context_tokens"] == 400,
+            "decoding with 4 sequences is there at one context only",
+        ),
+        (lambda row: row["prompt_tokens"] == 0, "no decoding step"),
+        (lambda row: row["prompt_tokens"] > 0, "no step with a prompt"),
+    ],
+)
 def test_what_is_missing_is_named(drop, named):
     with pytest.raises(UserError, match=f"step times of here: .*{named}.*measure again"):
         StepTimes.of("here", [row for row in rows() if not drop(row)], True)
@@ -119,8 +140,14 @@ def test_a_step_must_take_some_time():
 noise = st.floats(-0.03, 0.03)
 
 
-@given(padded=st.booleans(), errors=st.lists(noise, min_size=9, max_size=9), decode=st.lists(st.floats(1e-4, 0.05), min_size=6, max_size=6),
-       seqs=st.integers(0, 300), prompt=st.integers(0, 5000), context=st.integers(0, 10**6))
+@given(
+    padded=st.booleans(),
+    errors=st.lists(noise, min_size=9, max_size=9),
+    decode=st.lists(st.floats(1e-4, 0.05), min_size=6, max_size=6),
+    seqs=st.integers(0, 300),
+    prompt=st.integers(0, 5000),
+    context=st.integers(0, 10**6),
+)
 def test_no_step_is_shorter_than_the_shortest_that_was_measured(padded, errors, decode, seqs, prompt, context):
     """A prompt's cell is a difference of two measurements and may even be negative; lines beyond the grid may fall."""
     noisy = rows()
@@ -129,5 +156,6 @@ def test_no_step_is_shorter_than_the_shortest_that_was_measured(padded, errors, 
     for row, error in zip(noisy[6:], errors):
         row["seconds"] += error
     times = StepTimes.of("here", noisy, padded).step_times(
-        SchedulerOutput(0, num_decode_seqs=seqs, context_tokens=context, num_prefill_tokens=prompt))
+        SchedulerOutput(0, num_decode_seqs=seqs, context_tokens=context, num_prefill_tokens=prompt)
+    )
     assert all(seconds >= min(decode) for seconds in itertools.islice(times, 3))

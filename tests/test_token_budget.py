@@ -22,11 +22,17 @@ from repro.sequence import Request, SamplingParams
 from repro.studies import token_budget as study
 
 COSTS = CostModel("test", 1.0, 0.1, 0.0, 0.01, 0.5, 2.0, 0.0, 0.0)
-REQUESTS = [Request(number, 0.7 * number, 5 + 7 * number % 31, 3 + 5 * number % 23, SamplingParams()) for number in range(40)]
+REQUESTS = [
+    Request(number, 0.7 * number, 5 + 7 * number % 31, 3 + 5 * number % 23, SamplingParams()) for number in range(40)
+]
 
 
-def scheduler_of(kind: type[ChunkedPrefillScheduler] = ChunkedPrefillScheduler, budget: int = 16) -> ChunkedPrefillScheduler:
-    return kind(PagedKVCacheManager(30, 4, watermark=0.0), ChunkedPrefillConfig(max_num_seqs=8, max_num_batched_tokens=budget))
+def scheduler_of(
+    kind: type[ChunkedPrefillScheduler] = ChunkedPrefillScheduler, budget: int = 16
+) -> ChunkedPrefillScheduler:
+    return kind(
+        PagedKVCacheManager(30, 4, watermark=0.0), ChunkedPrefillConfig(max_num_seqs=8, max_num_batched_tokens=budget)
+    )
 
 
 def run(scheduler: ChunkedPrefillScheduler, *observers: Observer) -> None:
@@ -128,13 +134,23 @@ def test_the_quiz_needs_no_preemption_in_its_pool_but_would_in_a_smaller_one(mon
 
 def test_only_budgets_up_to_the_maximum_length_are_refused_and_in_words_that_help():
     rows = {row["budget"]: row for row in study.refusals()}
-    assert {budget: row["refused"] for budget, row in rows.items()} == {1024: True, 2048: True, 2049: False, 4096: False}
-    assert all(word in rows[2048]["message"] for word in ("max_num_batched_tokens = 2048", "max_model_len", "enable_chunked_prefill"))
+    assert {budget: row["refused"] for budget, row in rows.items()} == {
+        1024: True,
+        2048: True,
+        2049: False,
+        4096: False,
+    }
+    assert all(
+        word in rows[2048]["message"]
+        for word in ("max_num_batched_tokens = 2048", "max_model_len", "enable_chunked_prefill")
+    )
 
 
 @pytest.fixture(scope="module")
 def small_run():
-    params = study.Params(rates_sharegpt=(1.0,), rates_chatbot=(0.4, 0.8), budgets=(64, 2048), duration_s=60.0, seeds=(0,))
+    params = study.Params(
+        rates_sharegpt=(1.0,), rates_chatbot=(0.4, 0.8), budgets=(64, 2048), duration_s=60.0, seeds=(0,)
+    )
     rows = []
     for point in study.points(params):
         found = point.function(**point.arguments)
@@ -155,19 +171,32 @@ def test_verdicts_follow_the_rows(small_run):
     claims = load()
 
     def verdicts(changed: pd.DataFrame) -> dict[str, str]:
-        return {one.claim_id: judge_entry(claims[one.claim_id], one.ours)[0] for one in study.judge(changed, study.Params())}
+        return {
+            one.claim_id: judge_entry(claims[one.claim_id], one.ours)[0] for one in study.judge(changed, study.Params())
+        }
 
     assert set(verdicts(rows).values()) == {"reproduced"} and len(verdicts(rows)) == 5
     large = rows["budget"] == 2048
-    broken = rows.assign(decodes_first=False, preemptions=1, empty_slots_most=16, refused=False,
-                         first_mean_ms=rows["first_mean_ms"].where(~large, 1e6))
+    broken = rows.assign(
+        decodes_first=False,
+        preemptions=1,
+        empty_slots_most=16,
+        refused=False,
+        first_mean_ms=rows["first_mean_ms"].where(~large, 1e6),
+    )
     assert set(verdicts(broken).values()) == {"differs"}
 
 
-@pytest.mark.parametrize("wrong, match", [
-    ({"budgets": (2048, 64)}, "smallest to the largest"), ({"budgets": (32,)}, "max_num_seqs"), ({"budgets": ()}, "budgets"),
-    ({"rates_chatbot": (0.0,)}, "rates_chatbot"), ({"seeds": (-1,)}, "seeds"),
-])
+@pytest.mark.parametrize(
+    "wrong, match",
+    [
+        ({"budgets": (2048, 64)}, "smallest to the largest"),
+        ({"budgets": (32,)}, "max_num_seqs"),
+        ({"budgets": ()}, "budgets"),
+        ({"rates_chatbot": (0.0,)}, "rates_chatbot"),
+        ({"seeds": (-1,)}, "seeds"),
+    ],
+)
 def test_what_cannot_be_is_refused(wrong, match):
     with pytest.raises(UserError, match=match):
         replace(study.Params(), **wrong)

@@ -20,9 +20,7 @@ from repro.studies.common import deployment_of
 
 @pytest.fixture(scope="module")
 def rows():
-    params = study.Params(
-        rates_sharegpt=(1.5, 2.0), rates_alpaca=(25.0, 30.0), max_seconds=20.0, precision=0.3
-    )
+    params = study.Params(rates_sharegpt=(1.5, 2.0), rates_alpaca=(25.0, 30.0), max_seconds=20.0, precision=0.3)
     found = []
     for point in study.points(params):
         made = point.function(**point.arguments)
@@ -74,11 +72,7 @@ def test_the_bound_is_judged_on_every_step(swapped, verdict):
     ]
     served = [{"part": "swap in service", "rate": 2.01, "num_blocks": 983, "swapped": 300}]
     (judged,) = study.judge(pd.DataFrame(case + served), params)
-    assert (
-        judged.claim_id == "swap-bounded-by-gpu"
-        and judged.ours is verdict
-        and f"up to {swapped[1]}" in judged.note
-    )
+    assert judged.claim_id == "swap-bounded-by-gpu" and judged.ours is verdict and f"up to {swapped[1]}" in judged.note
     served[0]["swapped"] = 984
     (judged,) = study.judge(pd.DataFrame(case + served), params)
     assert judged.ours is False
@@ -88,9 +82,7 @@ def test_to_the_letter_nothing_new_starts_while_a_preempted_request_is_unfinishe
     """As many blocks as make the third request a victim; the fourth must wait until it has finished, and all
     of them end."""
     log = []
-    requests = [
-        Request(index, 0.1 * index, 4, 30 if index < 3 else 2, SamplingParams()) for index in range(6)
-    ]
+    requests = [Request(index, 0.1 * index, 4, 30 if index < 3 else 2, SamplingParams()) for index in range(6)]
     engine = Engine(
         study.UntilCompleted(PagedKVCacheManager(80, 1), SchedulerConfig(), log),
         SimulatedExecutor(cost_model("a100-2023", deployment_of("opt-13b"))),
@@ -121,13 +113,8 @@ def test_without_preemption_it_is_the_same_scheduler():
 
 def test_ratios_are_read_at_equal_latency():
     drawn = paper.crossings("fig17", 0.5)["opt-13b/chatbot"]
-    assert (
-        both_readings.ratio_drawn("fig17", "opt-13b/chatbot", "orca-max", 0.5)
-        == drawn["vllm"] / drawn["orca-max"]
-    )
-    assert (
-        both_readings.ratio_drawn("fig12", "opt-175b/sharegpt", "orca-max", 1.0) is None
-    )  # vLLM's curve ends below
+    assert both_readings.ratio_drawn("fig17", "opt-13b/chatbot", "orca-max", 0.5) == drawn["vllm"] / drawn["orca-max"]
+    assert both_readings.ratio_drawn("fig12", "opt-175b/sharegpt", "orca-max", 1.0) is None  # vLLM's curve ends below
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,9 @@ def test_a_conversation_has_as_many_rounds_as_said(mean_rounds: float) -> None:
 
 
 def test_the_longer_conversations_are_the_more_prompts_are_full() -> None:
-    shares = [(Conversations(ROUNDS, 0.1, mean).draw(5000, 0)[:, 0] == 1024).mean() for mean in (1.0, 2.0, 4.0, 8.0, None)]
+    shares = [
+        (Conversations(ROUNDS, 0.1, mean).draw(5000, 0)[:, 0] == 1024).mean() for mean in (1.0, 2.0, 4.0, 8.0, None)
+    ]
     assert shares == sorted(shares) and shares[0] < 0.05 and 0.7 < shares[-1] < 0.85
 
 
@@ -61,12 +63,15 @@ def test_the_trace_has_a_card_that_says_what_it_is() -> None:
     assert trace.card.source.mean_prompt_tokens == pytest.approx(long[:, 0].mean(), rel=0.1)
 
 
-@pytest.mark.parametrize("changes, message", [
-    ({"new_probability": 1.5}, "from 0 to 1"),
-    ({"new_probability": float("nan")}, "from 0 to 1"),
-    ({"mean_rounds": 0.5}, "at least 1"),
-    ({"mean_rounds": float("inf")}, "at least 1"),
-])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"new_probability": 1.5}, "from 0 to 1"),
+        ({"new_probability": float("nan")}, "from 0 to 1"),
+        ({"mean_rounds": 0.5}, "at least 1"),
+        ({"mean_rounds": float("inf")}, "at least 1"),
+    ],
+)
 def test_what_cannot_be_is_refused(changes: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         chatbot_trace(1.0, 10.0, 0, **changes)

@@ -157,14 +157,10 @@ def test_conditional_means_agree(real: np.ndarray, samples: dict[str, np.ndarray
         assert a == pytest.approx(b, rel=0.02), (low, high)
 
 
-def test_short_lengths_agree_as_far_as_a_histogram_can_tell(
-    real: np.ndarray, samples: dict[str, np.ndarray]
-) -> None:
+def test_short_lengths_agree_as_far_as_a_histogram_can_tell(real: np.ndarray, samples: dict[str, np.ndarray]) -> None:
     ours = samples["sharegpt"]
     assert (1 / ours[:, 1]).mean() == pytest.approx((1 / real[:, 1]).mean(), rel=0.03)
     assert (1 / ours[:, 0]).mean() == pytest.approx((1 / real[:, 0]).mean(), rel=0.05)
     for side, most in ((0, 0.02), (1, 0.007)):  # largest distance of the distributions, at 7 and at 10 tokens
-        below = [
-            np.cumsum(np.bincount(pairs[:, side], minlength=2048)) / len(pairs) for pairs in (ours, real)
-        ]
+        below = [np.cumsum(np.bincount(pairs[:, side], minlength=2048)) / len(pairs) for pairs in (ours, real)]
         assert np.abs(below[0] - below[1]).max() < most

@@ -68,10 +68,7 @@ SHAREGPT_ROWS = [
     {"id": "e_0", "conversations": []},
     {"id": "f_0", "conversations": [turn("human", 2), turn("human", 3), turn("gpt", 4)]},  # not a round
     {"id": "f_1", "conversations": [turn("human", 2), turn("system", 3), turn("gpt", 4)]},
-    {
-        "id": "g_0",
-        "conversations": [turn("human", 0), turn("gpt", 1)],
-    },  # empty prompt: the start token is left
+    {"id": "g_0", "conversations": [turn("human", 0), turn("gpt", 1)]},  # empty prompt: the start token is left
     {"id": "h_0", "conversations": [turn("human", 30), turn("gpt", 40)]},  # over the limit below
 ]
 
@@ -122,11 +119,7 @@ def test_make_trace_takes_a_data_set_file(tmp_path: Path, tokenizer: str) -> Non
     [
         ("alpaca", json.dumps(SHAREGPT_ROWS), "no column instruction, input, output"),
         ("sharegpt", json.dumps([{"conversations": [{"who": "human", "text": "x"}]}]), "not in the format"),
-        (
-            "sharegpt",
-            json.dumps([{"conversations": [{"from": "human", "value": 7}] * 2}]),
-            "none of its 0 pairs",
-        ),
+        ("sharegpt", json.dumps([{"conversations": [{"from": "human", "value": 7}] * 2}]), "none of its 0 pairs"),
         ("sharegpt", "{not json", "cannot be loaded"),
         ("sharegpt", "", "cannot be loaded"),
         ("chess", "[]", "no data set for workload 'chess'"),
@@ -141,9 +134,7 @@ def test_wrong_files_are_one_clear_error(
     assert "\n" not in str(error.value)
 
 
-def test_missing_file_and_broken_tokenizer_folder(
-    tmp_path: Path, tokenizer: str, no_network: list[str]
-) -> None:
+def test_missing_file_and_broken_tokenizer_folder(tmp_path: Path, tokenizer: str, no_network: list[str]) -> None:
     with pytest.raises(UserError, match="no data set file"):
         lengths_from_dataset("sharegpt", str(tmp_path / "absent.json"), tokenizer)
     path = write_json(tmp_path / "sharegpt.json", SHAREGPT_ROWS)

@@ -52,12 +52,8 @@ class Recording:
     def __post_init__(self) -> None:
         for width in self.texts:
             for parents in self._choices[width].values():
-                if parents is not None and any(
-                    parent >= width or parents[parent] != parent for parent in parents
-                ):
-                    raise UserError(
-                        f"beam recording, {self.kind}, width {width}: {parents} moves a beam that survives"
-                    )
+                if parents is not None and any(parent >= width or parents[parent] != parent for parent in parents):
+                    raise UserError(f"beam recording, {self.kind}, width {width}: {parents} moves a beam that survives")
 
     @cached_property
     def _choices(self) -> dict[int, dict[str, list[int] | None]]:

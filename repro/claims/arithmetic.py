@@ -45,8 +45,11 @@ def quiz_blocks() -> Tree:
 
 
 def kv_per_token_144kib() -> Tree:
-    return {"kib": EXPLAINER_TOKEN_BYTES / KIB, "pool_gib": POOL_TOKENS * EXPLAINER_TOKEN_BYTES / GIB,
-            "pool_tokens": POOL_TOKENS}
+    return {
+        "kib": EXPLAINER_TOKEN_BYTES / KIB,
+        "pool_gib": POOL_TOKENS * EXPLAINER_TOKEN_BYTES / GIB,
+        "pool_tokens": POOL_TOKENS,
+    }
 
 
 def boot_line_concurrency() -> Tree:
@@ -88,7 +91,18 @@ def shared_system_prompt() -> Tree:
 
 COMPUTE: dict[str, Callable[[], Tree]] = {
     function.__name__.replace("_", "-"): function
-    for function in (block_bytes_llama31_8b, quiz_blocks, kv_per_token_144kib, boot_line_concurrency, block_table_size,
-                     shared_prefix_whole_blocks, last_block_bytes, request_32k, short_prefix_shares_nothing, idle_slots,
-                     last_block_share, shared_system_prompt)
+    for function in (
+        block_bytes_llama31_8b,
+        quiz_blocks,
+        kv_per_token_144kib,
+        boot_line_concurrency,
+        block_table_size,
+        shared_prefix_whole_blocks,
+        last_block_bytes,
+        request_32k,
+        short_prefix_shares_nothing,
+        idle_slots,
+        last_block_share,
+        shared_system_prompt,
+    )
 }

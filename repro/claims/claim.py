@@ -89,8 +89,11 @@ def load() -> dict[str, Claim]:
     """All claims by id, in the order of their files."""
     import yaml
 
-    entries = [entry for name in _FILES
-               for entry in yaml.safe_load(resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))]
+    entries = [
+        entry
+        for name in _FILES
+        for entry in yaml.safe_load(resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))
+    ]
     claims = {entry["id"]: _claim(entry) for entry in entries}
     if len(claims) != len(entries):
         raise ValueError("two claims have the same id")
@@ -115,8 +118,9 @@ def _drawn_crossings(figure: str, apart: str | None = None) -> Tree:
     panels = paper.crossings(figure, 0.5)
     if apart is None:
         return panels
-    others = {panel: {name: rate for name, rate in systems.items() if name != apart}
-              for panel, systems in panels.items()}
+    others = {
+        panel: {name: rate for name, rate in systems.items() if name != apart} for panel, systems in panels.items()
+    }
     return {"crossings": others, apart: {panel: systems[apart] for panel, systems in panels.items()}}
 
 

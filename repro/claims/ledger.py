@@ -40,20 +40,26 @@ def record(judgements: Iterable[Judgement], experiment: str, directory: Path) ->
             raise ValueError(f"{experiment} judges claim {judgement.claim_id} twice")
         judge_entry(claims[judgement.claim_id], judgement.ours)
         fresh[judgement.claim_id] = judgement
-    contributions = {entry["id"]: {part["experiment"]: part for part in entry["contributions"]
-                                   if part["experiment"] != experiment}
-                     for entry in read(directory)}
+    contributions = {
+        entry["id"]: {part["experiment"]: part for part in entry["contributions"] if part["experiment"] != experiment}
+        for entry in read(directory)
+    }
     for claim_id, judgement in fresh.items():
         contributions[claim_id][experiment] = {
-            "experiment": experiment, "evidence": judgement.evidence, "ours": judgement.ours,
-            "interval": judgement.interval, "note": judgement.note,
+            "experiment": experiment,
+            "evidence": judgement.evidence,
+            "ours": judgement.ours,
+            "interval": judgement.interval,
+            "note": judgement.note,
         }
-    entries = [_entry(claim, [parts for _, parts in sorted(contributions[claim.id].items())])
-               for claim in claims.values()]
+    entries = [
+        _entry(claim, [parts for _, parts in sorted(contributions[claim.id].items())]) for claim in claims.values()
+    ]
     _write(directory / FILE_NAME, entries)
     columns = ["id", "where", "evidence", "paper", "ours", "interval", "verdict", "note"]
-    return pd.DataFrame([{name: entry[name] for name in columns} for entry in entries if entry["id"] in fresh],
-                        columns=columns)
+    return pd.DataFrame(
+        [{name: entry[name] for name in columns} for entry in entries if entry["id"] in fresh], columns=columns
+    )
 
 
 def read(directory: Path) -> list[dict[str, Any]]:
@@ -65,7 +71,9 @@ def read(directory: Path) -> list[dict[str, Any]]:
         try:
             stored = {entry["id"]: entry["contributions"] for entry in json.loads(path.read_text(encoding="utf-8"))}
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} is not a claims ledger ({error}); delete it and run the experiments again") from None
+            raise UserError(
+                f"{path} is not a claims ledger ({error}); delete it and run the experiments again"
+            ) from None
     return [_entry(claim, stored.get(claim.id, [])) for claim in claims.values()]
 
 
@@ -107,6 +115,7 @@ def _entry(claim: Claim, parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _worst_part(claim: Claim, path: tuple[str, ...], value: Tree, parts: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The contribution that counts for one key: of those that have it, the one that fares worst, else lies farthest."""
+
     def badness(part: dict[str, Any]) -> tuple[int, float]:
         ours = at(part["ours"], path)
         return _SEVERITY.index(claim.rule_of(path).leaf(value, ours)), abs(deviation(value, ours) or 0.0)
@@ -116,9 +125,13 @@ def _worst_part(claim: Claim, path: tuple[str, ...], value: Tree, parts: list[di
 
 def _misses(claim: Claim, ours: Tree) -> list[str]:
     """A quorum allows a few misses: name each of them with its deviation."""
-    missed = [f"{' '.join(path[1:])} {deviation(value, at(ours, path)):+.0f} %" for path, value in leaves(claim.value)
-              if claim.rule_of(path).type == "quorum" and is_number(at(ours, path))
-              and claim.rule_of(path).leaf(value, at(ours, path)) is Verdict.DIFFERS]
+    missed = [
+        f"{' '.join(path[1:])} {deviation(value, at(ours, path)):+.0f} %"
+        for path, value in leaves(claim.value)
+        if claim.rule_of(path).type == "quorum"
+        and is_number(at(ours, path))
+        and claim.rule_of(path).leaf(value, at(ours, path)) is Verdict.DIFFERS
+    ]
     return [f"Outside: {', '.join(missed)}."] if missed else []
 
 

@@ -80,8 +80,9 @@ def _printed_digits(paper: Leaf, ours: Leaf) -> bool:
     return is_number(ours) and abs(ours - paper) <= 0.5 * 10.0**-decimals * (1 + 1e-9)
 
 
-def _within(paper: Leaf, ours: Leaf, percent: float | None = None, absolute: float | None = None,
-            factor: float | None = None) -> bool:
+def _within(
+    paper: Leaf, ours: Leaf, percent: float | None = None, absolute: float | None = None, factor: float | None = None
+) -> bool:
     if not is_number(ours):
         return False
     if factor is not None:
@@ -179,8 +180,10 @@ class Rule:
 
     def _quorum(self, pairs: list[tuple[Leaf, Leaf]]) -> Verdict:
         members = [self.leaf(*pair) for pair in pairs]
-        beyond = any(ours is not None and not _within(paper, ours, percent=self.options["none_beyond_percent"])
-                     for paper, ours in pairs)
+        beyond = any(
+            ours is not None and not _within(paper, ours, percent=self.options["none_beyond_percent"])
+            for paper, ours in pairs
+        )
         if beyond or members.count(Verdict.DIFFERS) > len(members) - self.options["at_least"]:
             return Verdict.DIFFERS
         return Verdict.NOT_RUN if Verdict.NOT_RUN in members else Verdict.REPRODUCED

@@ -4,9 +4,8 @@
                 + max(0, per_prefill_token x prompt tokens - weight_read)
                 + copy_per_block x blocks copied + swap_per_block x blocks swapped
 
-Prompts and decodes share one iteration, hence one pass over the weights. While the weights stream in, the arithmetic units
-are nearly idle: a prompt costs only what its arithmetic takes beyond that time.
-"""
+Prompts and decodes share one iteration, hence one pass over the weights. While the weights stream in, the arithmetic
+units are nearly idle: a prompt costs only what its arithmetic takes beyond that time."""
 
 from __future__ import annotations
 
@@ -36,7 +35,9 @@ class CostModel:
         for field in fields(self)[1:]:
             value = getattr(self, field.name)
             if not 0 <= value < float("inf"):
-                raise UserError(f"cost model {self.name}: {field.name} = {value} must be finite and not negative (seconds)")
+                raise UserError(
+                    f"cost model {self.name}: {field.name} = {value} must be finite and not negative (seconds)"
+                )
         if self.fixed_s <= 0:
             raise UserError(f"cost model {self.name}: fixed_s = {self.fixed_s}, but an iteration must take some time")
 
@@ -44,8 +45,12 @@ class CostModel:
         """Seconds of an iteration, except for reading the context of its decoding sequences."""
         num_seqs = output.num_decode_seqs + len(output.prefills)
         num_groups = len(output.decodes) + len(output.prefills)
-        seconds = (self.fixed_s + self.per_seq_s * num_seqs + self.per_group_s * num_groups
-                   + max(0.0, self.per_prefill_token_s * output.num_prefill_tokens - self.weight_read_s))
+        seconds = (
+            self.fixed_s
+            + self.per_seq_s * num_seqs
+            + self.per_group_s * num_groups
+            + max(0.0, self.per_prefill_token_s * output.num_prefill_tokens - self.weight_read_s)
+        )
         if output.cache_ops:
             copies = sum(op.kind is OpKind.COPY for op in output.cache_ops)
             swaps = len(output.cache_ops) - copies

@@ -40,7 +40,8 @@ class SimulatedExecutor(Executor):
         parents: dict[SequenceGroup, list[int]] = {}
         if self.beams is not None:
             for group in (*output.decodes, *(prefill.group for prefill in output.prefills)):
-                # The prompt's iteration gave the first token; decoding steps are counted from there, recomputed ones too.
+                # The prompt's iteration gave the first token; decoding steps are counted from there, recomputed ones
+                # too.
                 step = group.num_generated(output.iteration) - 1
                 if group.is_beam and step >= 0:
                     chosen = self.beams.parents(group.request.request_id, len(group.seqs), step)

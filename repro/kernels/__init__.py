@@ -6,7 +6,7 @@ in plain torch. This module deliberately knows no model, no scheduler and no lay
 
 Layout: k_cache, v_cache [num_blocks, block_size, num_kv_heads, head_dim], one pair a layer, of equal strides;
 block_table int32 [batch, max_blocks], where entries beyond a context may be anything; context_lens int32
-[batch] in tokens, the newest included. """
+[batch] in tokens, the newest included."""
 
 from __future__ import annotations
 
@@ -25,18 +25,14 @@ MAX_HEAD_DIM = 256
 DTYPES = ("float16", "bfloat16", "float32")
 
 
-def check_cache(
-    dtype: torch.dtype, block_size: int, head_dim: int, num_heads: int, num_kv_heads: int
-) -> None:
+def check_cache(dtype: torch.dtype, block_size: int, head_dim: int, num_heads: int, num_kv_heads: int) -> None:
     """Raise UserError for a cache that the kernels cannot serve; cheap enough for every call, and useful
     before one."""
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise UserError(f"dtype {name} is not supported by the paged kernels; use one of {', '.join(DTYPES)}")
     if not 1 <= block_size <= MAX_BLOCK_SIZE or block_size & (block_size - 1):
-        raise UserError(
-            f"block size {block_size} is not supported; use a power of two from 1 to {MAX_BLOCK_SIZE}"
-        )
+        raise UserError(f"block size {block_size} is not supported; use a power of two from 1 to {MAX_BLOCK_SIZE}")
     if not 1 <= head_dim <= MAX_HEAD_DIM:
         raise UserError(
             f"head size {head_dim} is not supported; the kernels take 1 to {MAX_HEAD_DIM}: "
@@ -59,15 +55,22 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
 
 
 def paged_decode_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, context_lens: Tensor, scale: float,
-    max_context_len: int, out: Tensor | None = None, workspace: Tensor | None = None,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    max_context_len: int,
+    out: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> Tensor:
     """Attention of one query a sequence over its paged context (Section 4.1): [batch, num_heads, head_dim].
 
     q: [batch, num_heads, head_dim]; max_context_len: an upper bound of context_lens known on the host (it
     fixes the launch, so a captured CUDA graph may be replayed with any lengths up to it); a context of 0
     gives zeros. workspace: on a GPU, int32 zeros, batch * num_heads or more, one per stream, left as zeros;
-    default: made per call. """
+    default: made per call."""
     _check(k_cache, v_cache, q.shape[1])
     return _implementation(k_cache, "decode").paged_decode_attention(
         _rows(q), k_cache, v_cache, block_table, context_lens, scale, max_context_len, out, workspace
@@ -75,8 +78,15 @@ def paged_decode_attention(
 
 
 def paged_prefill_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, context_lens: Tensor,
-    cu_seqlens_q: Tensor, scale: float, max_query_len: int, out: Tensor | None = None,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    context_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    scale: float,
+    max_query_len: int,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of chunks of queries over their paged contexts (Sections 4.3 and 4.4): [tokens, heads,
     head_dim].
@@ -102,7 +112,10 @@ def copy_blocks(caches: Sequence[Tensor], pairs: Tensor, pointers: Tensor | None
 
 
 def swap_blocks(
-    source: Sequence[Tensor], target: Sequence[Tensor], pairs: Tensor, batched: bool = True,
+    source: Sequence[Tensor],
+    target: Sequence[Tensor],
+    pairs: Tensor,
+    batched: bool = True,
     pointers: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Copy block pairs[i, 0] of each source cache to pairs[i, 1] of its target cache: swapping (Sections 4.5,

@@ -6,7 +6,7 @@
 A copy has target = source. A swap has one side in pinned CPU memory, which the GPU reads or writes directly
 through the bus: a launch moves any number of blocks of any size at the link's rate, where one copy call a
 block and layer (the 2023 way, kept selectable) is bound by the calls. The caches' addresses travel in an
-int64 tensor. """
+int64 tensor."""
 
 from collections.abc import Sequence
 
@@ -32,9 +32,7 @@ def _move_kernel(source, target, pairs, num_parts, words, SPAN: tl.constexpr):
         pair = part // parts_per_block
         index = (part % parts_per_block) * SPAN + tl.arange(0, SPAN)
         from_block, to_block = tl.load(pairs + 2 * pair), tl.load(pairs + 2 * pair + 1)
-        from_words = tl.multiple_of(
-            from_base + (from_block * words + index), 16
-        )  # whole blocks: 16-byte accesses
+        from_words = tl.multiple_of(from_base + (from_block * words + index), 16)  # whole blocks: 16-byte accesses
         to_words = tl.multiple_of(to_base + (to_block * words + index), 16)
         tl.store(to_words, tl.load(from_words, mask=index < words), mask=index < words)
 
@@ -44,9 +42,7 @@ def cache_pointers(caches: Sequence[Tensor], device: torch.device) -> Tensor:
     return torch.tensor([cache.data_ptr() for cache in caches], dtype=torch.int64).to(device)
 
 
-def _move(
-    source: Tensor, target: Tensor, pairs: Tensor, block_bytes: int, part_words: int, max_programs: int
-) -> None:
+def _move(source: Tensor, target: Tensor, pairs: Tensor, block_bytes: int, part_words: int, max_programs: int) -> None:
     words = block_bytes // WORD
     span = min(part_words, triton.next_power_of_2(words))
     num_parts = pairs.shape[0] * triton.cdiv(words, span)
@@ -72,7 +68,10 @@ def copy_blocks(caches: Sequence[Tensor], pairs: Tensor, pointers: Tensor | None
 
 
 def swap_blocks(
-    source: Sequence[Tensor], target: Sequence[Tensor], pairs: Tensor, batched: bool = True,
+    source: Sequence[Tensor],
+    target: Sequence[Tensor],
+    pairs: Tensor,
+    batched: bool = True,
     pointers: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Triton's version of `reference.swap_blocks`, queued on the current stream; the CPU caches are pinned.

@@ -15,7 +15,7 @@ Two kernels of one shape: the loop holds no exchange between warps, and partial 
 fp16 and bf16 each warp runs its own flash-decoding over its slice of a tile on the tensor cores (a batched
 dot, one batch entry a warp), with all queries of a KV head's group as rows; even a single query is cheaper
 there than in plain registers. In fp32 each row of K is multiplied with q in registers and every row slot of
-the tile keeps its own running softmax. """
+the tile keeps its own running softmax."""
 
 from dataclasses import dataclass
 
@@ -51,8 +51,21 @@ def _next_block(table, positions, end, BLOCK_SIZE: tl.constexpr):
 
 @triton.jit
 def _finish(
-    mean, lse, out, partial_out, partial_lse, arrivals, context_len, chunk_len, max_chunks, stride_ob,
-    stride_oh, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    mean,
+    lse,
+    out,
+    partial_out,
+    partial_lse,
+    arrivals,
+    context_len,
+    chunk_len,
+    max_chunks,
+    stride_ob,
+    stride_oh,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     MERGE: tl.constexpr,
 ):
     """Store a chunk's mean [ROWS, BLOCK_D], or leave it with its lse [ROWS] and merge all if this program is
@@ -77,16 +90,21 @@ def _finish(
         arrival = arrivals + seq * tl.num_programs(0) + pid
         if tl.atomic_add(arrival, 1, sem="acq_rel") == num_used - 1:
             tl.store(arrival, 0)  # ready for the next launch
-            _merge(
-                out, partial_out, partial_lse, num_used, max_chunks, stride_oh, GROUP, HEAD_DIM, BLOCK_D,
-                MERGE,
-            )
+            _merge(out, partial_out, partial_lse, num_used, max_chunks, stride_oh, GROUP, HEAD_DIM, BLOCK_D, MERGE)
 
 
 @triton.jit
 def _merge(
-    out, partial_out, partial_lse, num_used, max_chunks, stride_oh, GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MERGE: tl.constexpr,
+    out,
+    partial_out,
+    partial_lse,
+    num_used,
+    max_chunks,
+    stride_oh,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MERGE: tl.constexpr,
 ):
     """Weight the chunks' means by 2 ** lse. Read past L1: other programs wrote them."""
     rows, dims = tl.arange(0, triton.next_power_of_2(GROUP)), tl.arange(0, BLOCK_D)
@@ -99,8 +117,10 @@ def _merge(
         valid = (chunks < num_used)[:, None] & (rows < GROUP)[None, :]
         lse = tl.load(partial_lse + index, mask=valid, other=float("-inf"), cache_modifier=".cg")
         mean = tl.load(
-            partial_out + index[:, :, None] * BLOCK_D + dims[None, None, :], mask=valid[:, :, None],
-            other=0.0, cache_modifier=".cg",
+            partial_out + index[:, :, None] * BLOCK_D + dims[None, None, :],
+            mask=valid[:, :, None],
+            other=0.0,
+            cache_modifier=".cg",
         )
         new_highest = tl.maximum(highest, lse)
         kept, weight = tl.exp2(highest - new_highest), tl.exp2(lse - new_highest)
@@ -115,10 +135,33 @@ def _merge(
 
 @triton.jit(do_not_specialize=["chunk_len", "max_chunks", "stride_table", "table_width"])
 def _decode_rows(
-    out, q, k_cache, v_cache, block_table, context_lens, partial_out, partial_lse, arrivals, scale_log2,
-    chunk_len, max_chunks, stride_qb, stride_qh, stride_ob, stride_oh, stride_block, stride_token,
-    stride_head, stride_table, table_width, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, MERGE: tl.constexpr,
+    out,
+    q,
+    k_cache,
+    v_cache,
+    block_table,
+    context_lens,
+    partial_out,
+    partial_lse,
+    arrivals,
+    scale_log2,
+    chunk_len,
+    max_chunks,
+    stride_qb,
+    stride_qh,
+    stride_ob,
+    stride_oh,
+    stride_block,
+    stride_token,
+    stride_head,
+    stride_table,
+    table_width,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    MERGE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Program (head, chunk, sequence): one query head over one chunk, without tensor cores."""
@@ -165,19 +208,57 @@ def _decode_rows(
     mean = tl.sum(acc * weight[:, None], axis=0) / total_all
     lse = tl.full([1], 0.0, tl.float32) + (top + tl.log2(total_all))
     _finish(
-        mean[None, :], lse, out, partial_out, partial_lse, arrivals, context_len, chunk_len, max_chunks,
-        stride_ob, stride_oh, 1, 1, HEAD_DIM, BLOCK_D, MERGE,
+        mean[None, :],
+        lse,
+        out,
+        partial_out,
+        partial_lse,
+        arrivals,
+        context_len,
+        chunk_len,
+        max_chunks,
+        stride_ob,
+        stride_oh,
+        1,
+        1,
+        HEAD_DIM,
+        BLOCK_D,
+        MERGE,
     )
 
 
 @triton.jit(do_not_specialize=["chunk_len", "max_chunks", "stride_table", "table_width"])
 def _decode_groups(
-    out, q, k_cache, v_cache, block_table, context_lens, partial_out, partial_lse, arrivals, scale_log2,
-    chunk_len, max_chunks, stride_qb, stride_qh, stride_ob, stride_oh, stride_block, stride_token,
-    stride_head, stride_table, table_width, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, MERGE: tl.constexpr,
+    out,
+    q,
+    k_cache,
+    v_cache,
+    block_table,
+    context_lens,
+    partial_out,
+    partial_lse,
+    arrivals,
+    scale_log2,
+    chunk_len,
+    max_chunks,
+    stride_qb,
+    stride_qh,
+    stride_ob,
+    stride_oh,
+    stride_block,
+    stride_token,
+    stride_head,
+    stride_table,
+    table_width,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    MERGE: tl.constexpr,
     STAGES: tl.constexpr,
-    ROWS: tl.constexpr, SLICES: tl.constexpr,
+    ROWS: tl.constexpr,
+    SLICES: tl.constexpr,
 ):
     """Program (KV head, chunk, sequence): the head's group of queries over one chunk, on the tensor cores."""
     head, seq = tl.program_id(0), tl.program_id(2)
@@ -193,8 +274,7 @@ def _decode_groups(
     in_head = dims < HEAD_DIM
     q += seq.to(tl.int64) * stride_qb + head * GROUP * stride_qh
     queries = tl.load(
-        q + rows[:, None] * stride_qh + dims[None, :], mask=(rows < GROUP)[:, None] & in_head[None, :],
-        other=0.0,
+        q + rows[:, None] * stride_qh + dims[None, :], mask=(rows < GROUP)[:, None] & in_head[None, :], other=0.0
     )
     if begin > 0 and begin >= context_len:
         return
@@ -226,8 +306,22 @@ def _decode_groups(
     total_all = tl.where(total_all == 0, 1.0, total_all)  # padding rows, and an empty context
     mean = tl.sum(acc * share[:, :, None], axis=0) / total_all[:, None]
     _finish(
-        mean, top + tl.log2(total_all), out, partial_out, partial_lse, arrivals, context_len, chunk_len,
-        max_chunks, stride_ob, stride_oh, GROUP, ROWS, HEAD_DIM, BLOCK_D, MERGE,
+        mean,
+        top + tl.log2(total_all),
+        out,
+        partial_out,
+        partial_lse,
+        arrivals,
+        context_len,
+        chunk_len,
+        max_chunks,
+        stride_ob,
+        stride_oh,
+        GROUP,
+        ROWS,
+        HEAD_DIM,
+        BLOCK_D,
+        MERGE,
     )
 
 
@@ -246,9 +340,7 @@ class DecodePlan:
     merge: int = 16
 
 
-def plan_decode(
-    num_rows: int, dtype: torch.dtype, max_context_len: int, num_multiprocessors: int
-) -> DecodePlan:
+def plan_decode(num_rows: int, dtype: torch.dtype, max_context_len: int, num_multiprocessors: int) -> DecodePlan:
     """A plan for num_rows (sequence, KV head) pairs; the constants are measured (docs/performance.md).
 
     Up to 2.5 programs a multiprocessor, chunks shrink to fill the GPU, but not below 256 positions, where
@@ -269,15 +361,20 @@ def plan_decode(
         num_warps = 1 if longest <= 256 else 2 if longest <= 512 else 4
     if dtype == torch.float32:
         return DecodePlan(tensor_cores=False, tile=16, chunk=chunk, num_warps=4)
-    return DecodePlan(
-        tensor_cores=True, tile=16 * num_warps, chunk=chunk, num_warps=num_warps, merge=4 * num_warps
-    )
+    return DecodePlan(tensor_cores=True, tile=16 * num_warps, chunk=chunk, num_warps=num_warps, merge=4 * num_warps)
 
 
 def paged_decode_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, context_lens: Tensor, scale: float,
-    max_context_len: int, out: Tensor | None = None, workspace: Tensor | None = None, plan: DecodePlan | None
-    = None,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    max_context_len: int,
+    out: Tensor | None = None,
+    workspace: Tensor | None = None,
+    plan: DecodePlan | None = None,
 ) -> Tensor:
     """Triton's version of `reference.paged_decode_attention`.
 
@@ -304,10 +401,35 @@ def paged_decode_attention(
     else:
         heads, kernel, extra = num_heads, _decode_rows, {}
     kernel[(heads, max_chunks, batch)](
-        out, q, k_cache, v_cache, block_table, context_lens, partial_out, partial_lse, workspace, scale *
-        LOG2E, plan.chunk, max_chunks, q.stride(0), q.stride(1), out.stride(0), out.stride(1),
-        k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), block_table.stride(0), block_table.shape[1],
-        GROUP=group, HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK_SIZE=k_cache.shape[1], TILE=plan.tile,
-        MERGE=plan.merge, STAGES=plan.stages, num_warps=plan.num_warps, **extra,
+        out,
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        context_lens,
+        partial_out,
+        partial_lse,
+        workspace,
+        scale * LOG2E,
+        plan.chunk,
+        max_chunks,
+        q.stride(0),
+        q.stride(1),
+        out.stride(0),
+        out.stride(1),
+        k_cache.stride(0),
+        k_cache.stride(1),
+        k_cache.stride(2),
+        block_table.stride(0),
+        block_table.shape[1],
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        BLOCK_D=block_d,
+        BLOCK_SIZE=k_cache.shape[1],
+        TILE=plan.tile,
+        MERGE=plan.merge,
+        STAGES=plan.stages,
+        num_warps=plan.num_warps,
+        **extra,
     )
     return out

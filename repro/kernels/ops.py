@@ -4,9 +4,7 @@ import triton
 import triton.language as tl
 
 LOG2E = 1.4426950408889634  # the kernels use base-2 exponentials: exp(x) = 2 ** (x * LOG2E)
-LOWEST = tl.constexpr(
-    -3.0e38
-)  # a running maximum before any score; finite, so that differences are never NaN
+LOWEST = tl.constexpr(-3.0e38)  # a running maximum before any score; finite, so that differences are never NaN
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 

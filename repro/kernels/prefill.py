@@ -6,7 +6,7 @@ prefixes, 4.4).
 for every row t of chunk b; position(t) counts from context_lens[b] - length of the chunk, so that a chunk may
 follow a prefix that is already in the cache (chunked prefill, a shared prompt). Flash attention over a
 gathered K and V: one program holds a tile of queries of one head, walks the context tile by tile, and masks
-only the tiles on the diagonal. """
+only the tiles on the diagonal."""
 
 import torch
 import triton
@@ -18,18 +18,31 @@ from repro.kernels.ops import LOG2E, LOWEST, dot
 
 @triton.jit
 def _walk(
-    queries, highest, total, acc, k_head, v_head, table, q_positions, context_len, scale_log2, stride_block,
-    stride_token, begin, end, in_head, MASKED: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+    queries,
+    highest,
+    total,
+    acc,
+    k_head,
+    v_head,
+    table,
+    q_positions,
+    context_len,
+    scale_log2,
+    stride_block,
+    stride_token,
+    begin,
+    end,
+    in_head,
+    MASKED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """The running softmax over positions begin..end; only MASKED tiles reach past a query's own position."""
     within = tl.arange(0, TILE)
     block = tl.load(table + (begin + within) // BLOCK_SIZE, mask=begin + within < context_len, other=0)
     for first in tl.range(begin, end, TILE):
         positions = first + within
-        this_block, ahead = (
-            block.to(tl.int64),
-            positions + TILE,
-        )  # the table is read one tile ahead of K and V
+        this_block, ahead = (block.to(tl.int64), positions + TILE)  # the table is read one tile ahead of K and V
         block = tl.load(table + ahead // BLOCK_SIZE, mask=ahead < context_len, other=0)
         mask = in_head[None, :]
         if MASKED:
@@ -51,9 +64,27 @@ def _walk(
 
 @triton.jit(do_not_specialize=["stride_table"])
 def _prefill_kernel(
-    out, q, k_cache, v_cache, block_table, context_lens, cu_seqlens_q, scale_log2, stride_qt, stride_qh,
-    stride_ot, stride_oh, stride_block, stride_token, stride_head, stride_table, GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr,
+    out,
+    q,
+    k_cache,
+    v_cache,
+    block_table,
+    context_lens,
+    cu_seqlens_q,
+    scale_log2,
+    stride_qt,
+    stride_qh,
+    stride_ot,
+    stride_oh,
+    stride_block,
+    stride_token,
+    stride_head,
+    stride_table,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    QUERIES: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Program (query tile, head, sequence); the longest tiles (the last queries) start first."""
@@ -81,20 +112,59 @@ def _prefill_kernel(
     diagonal = (first_position + 1) // TILE * TILE  # tiles before it are seen whole by every query
     end = tl.minimum(first_position + QUERIES, context_len)
     highest, total, acc = _walk(
-        queries, highest, total, acc, k_head, v_head, table, q_positions, context_len, scale_log2,
-        stride_block, stride_token, 0, diagonal, in_head, False, BLOCK_SIZE, TILE,
+        queries,
+        highest,
+        total,
+        acc,
+        k_head,
+        v_head,
+        table,
+        q_positions,
+        context_len,
+        scale_log2,
+        stride_block,
+        stride_token,
+        0,
+        diagonal,
+        in_head,
+        False,
+        BLOCK_SIZE,
+        TILE,
     )
     highest, total, acc = _walk(
-        queries, highest, total, acc, k_head, v_head, table, q_positions, context_len, scale_log2,
-        stride_block, stride_token, diagonal, end, in_head, True, BLOCK_SIZE, TILE,
+        queries,
+        highest,
+        total,
+        acc,
+        k_head,
+        v_head,
+        table,
+        q_positions,
+        context_len,
+        scale_log2,
+        stride_block,
+        stride_token,
+        diagonal,
+        end,
+        in_head,
+        True,
+        BLOCK_SIZE,
+        TILE,
     )
     result = (acc / total[:, None]).to(out.dtype.element_ty)
     tl.store(out + token * stride_ot + head * stride_oh + dims[None, :], result, mask=mask)
 
 
 def paged_prefill_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, context_lens: Tensor,
-    cu_seqlens_q: Tensor, scale: float, max_query_len: int, out: Tensor | None = None,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    context_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    scale: float,
+    max_query_len: int,
+    out: Tensor | None = None,
     tiles: tuple[int, int, int, int] | None = None,
 ) -> Tensor:
     """Triton's version of `reference.paged_prefill_attention`; `max_query_len` is an upper bound known on the
@@ -105,10 +175,30 @@ def paged_prefill_attention(
     queries, tile, num_warps, num_stages = tiles or _tiles(q.dtype, block_d, max_query_len)
     batch = cu_seqlens_q.shape[0] - 1
     _prefill_kernel[(triton.cdiv(max_query_len, queries), num_heads, batch)](
-        out, q, k_cache, v_cache, block_table, context_lens, cu_seqlens_q, scale * LOG2E, q.stride(0),
-        q.stride(1), out.stride(0), out.stride(1), k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
-        block_table.stride(0), GROUP=num_heads // k_cache.shape[2], HEAD_DIM=head_dim, BLOCK_D=block_d,
-        BLOCK_SIZE=k_cache.shape[1], QUERIES=queries, TILE=tile, num_warps=num_warps, num_stages=num_stages,
+        out,
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        context_lens,
+        cu_seqlens_q,
+        scale * LOG2E,
+        q.stride(0),
+        q.stride(1),
+        out.stride(0),
+        out.stride(1),
+        k_cache.stride(0),
+        k_cache.stride(1),
+        k_cache.stride(2),
+        block_table.stride(0),
+        GROUP=num_heads // k_cache.shape[2],
+        HEAD_DIM=head_dim,
+        BLOCK_D=block_d,
+        BLOCK_SIZE=k_cache.shape[1],
+        QUERIES=queries,
+        TILE=tile,
+        num_warps=num_warps,
+        num_stages=num_stages,
     )
     return out
 

@@ -6,7 +6,7 @@ that its result does not depend on what else is in the batch. This module delibe
 CUDA graph and no layer count.
 
 Layout, here and in every kernel: k_cache, v_cache [num_blocks, block_size, num_kv_heads, head_dim];
-block_table int32 [batch, max_blocks]; context_lens int32 [batch], in tokens, the newest included. """
+block_table int32 [batch, max_blocks]; context_lens int32 [batch], in tokens, the newest included."""
 
 from collections.abc import Sequence
 
@@ -27,20 +27,32 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
 
 
 def paged_decode_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, context_lens: Tensor, scale: float,
-    max_context_len: int, out: Tensor | None = None, workspace: Tensor | None = None,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    max_context_len: int,
+    out: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> Tensor:
     """One query a sequence: q [batch, num_heads, head_dim] over the sequence's whole context (Section 4.1,
     Eq. 4)."""
     cu_seqlens_q = torch.arange(q.shape[0] + 1, dtype=torch.int32)
-    return paged_prefill_attention(
-        q, k_cache, v_cache, block_table, context_lens, cu_seqlens_q, scale, 1, out
-    )
+    return paged_prefill_attention(q, k_cache, v_cache, block_table, context_lens, cu_seqlens_q, scale, 1, out)
 
 
 def paged_prefill_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, context_lens: Tensor,
-    cu_seqlens_q: Tensor, scale: float, max_query_len: int, out: Tensor | None = None,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    context_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    scale: float,
+    max_query_len: int,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Chunks of queries, q [num_tokens, num_heads, head_dim]: chunk i is rows cu_seqlens_q[i]:cu_seqlens_q[i
     + 1] and holds the last positions of context i; each query attends to all positions up to its own."""
@@ -68,13 +80,16 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     num_queries, context_len = q.shape[0], k.shape[0]
     mask = None
     if 1 < num_queries < context_len:
-        mask = torch.ones(num_queries, context_len, dtype=torch.bool, device=q.device).tril(
-            context_len - num_queries
-        )
+        mask = torch.ones(num_queries, context_len, dtype=torch.bool, device=q.device).tril(context_len - num_queries)
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
     attended = scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=1 < num_queries == context_len, scale=scale, enable_gqa=q.shape[1]
-        != k.shape[1],
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        is_causal=1 < num_queries == context_len,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
     )
     return attended[0].transpose(0, 1)
 
@@ -89,7 +104,10 @@ def copy_blocks(caches: Sequence[Tensor], pairs: Tensor, pointers: Tensor | None
 
 
 def swap_blocks(
-    source: Sequence[Tensor], target: Sequence[Tensor], pairs: Tensor, batched: bool = True,
+    source: Sequence[Tensor],
+    target: Sequence[Tensor],
+    pairs: Tensor,
+    batched: bool = True,
     pointers: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Copy block pairs[i, 0] of every source cache to block pairs[i, 1] of the target cache of the same index

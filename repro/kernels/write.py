@@ -13,8 +13,21 @@ from torch import Tensor
 
 @triton.jit
 def _write_kernel(
-    k, v, k_cache, v_cache, slot_mapping, k_token, k_head, v_token, v_head, stride_block, stride_token,
-    stride_head, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    k,
+    v,
+    k_cache,
+    v_cache,
+    slot_mapping,
+    k_token,
+    k_head,
+    v_token,
+    v_head,
+    stride_block,
+    stride_token,
+    stride_head,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     SPAN: tl.constexpr,
 ):
     """Program (token, part): SPAN elements of one token's row of K and of V."""
@@ -25,9 +38,7 @@ def _write_kernel(
     index = tl.program_id(1) * SPAN + tl.arange(0, SPAN)
     mask = index < NUM_HEADS * HEAD_DIM
     head, dim = index // HEAD_DIM, index % HEAD_DIM
-    target = (
-        (slot // BLOCK_SIZE) * stride_block + (slot % BLOCK_SIZE) * stride_token + head * stride_head + dim
-    )
+    target = (slot // BLOCK_SIZE) * stride_block + (slot % BLOCK_SIZE) * stride_token + head * stride_head + dim
     new_k = tl.load(k + token * k_token + head * k_head + dim, mask=mask)
     new_v = tl.load(v + token * v_token + head * v_head + dim, mask=mask)
     tl.store(k_cache + target, new_k, mask=mask)
@@ -41,7 +52,21 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
         return
     span = min(2048, triton.next_power_of_2(num_heads * head_dim))
     _write_kernel[(num_tokens, triton.cdiv(num_heads * head_dim, span))](
-        k, v, k_cache, v_cache, slot_mapping, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), NUM_HEADS=num_heads, HEAD_DIM=head_dim,
-        BLOCK_SIZE=k_cache.shape[1], SPAN=span, num_warps=8,
+        k,
+        v,
+        k_cache,
+        v_cache,
+        slot_mapping,
+        k.stride(0),
+        k.stride(1),
+        v.stride(0),
+        v.stride(1),
+        k_cache.stride(0),
+        k_cache.stride(1),
+        k_cache.stride(2),
+        NUM_HEADS=num_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=k_cache.shape[1],
+        SPAN=span,
+        num_warps=8,
     )

@@ -21,10 +21,13 @@ from repro.store import locked, write_atomically
 from repro.systems import SYSTEMS
 
 METHOD = (
-    "Random weights, greedy or random samples, output lengths forced to the trace's, the K/V pool of Table 1. Beams are searched at every "
+    "Random weights, greedy or random samples, output lengths forced to the trace's, the K/V pool of Table 1. Beams "
+    "are searched at every "
     "step and continue where a recorded model's did. Saturated runs: all requests at the "
-    "start, useful output tokens/s within the window, interval from five equal parts of it. Latency runs: Poisson arrivals at "
-    "multiples of the system's own saturated rate; those that arrive in the window, served to their end. Steps: medians of "
+    "start, useful output tokens/s within the window, interval from five equal parts of it. Latency runs: Poisson "
+    "arrivals at "
+    "multiples of the system's own saturated rate; those that arrive in the window, served to their end. Steps: "
+    "medians of "
     "decoding alone, means of 8 steps that prompts join. Systems take turns within each kind of point."
 )
 
@@ -38,9 +41,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", help="default: float16 on a GPU, float32 on a CPU")
     parser.add_argument("--kv-slots", type=int, help="pool in tokens (default: Table 1's for OPT-13B; 4096 on a CPU)")
     parser.add_argument("--systems", nargs="+", choices=sorted(SYSTEMS), default=list(SYSTEMS), metavar="SYSTEM")
-    parser.add_argument("--only", nargs="+", choices=POINTS, default=POINTS, metavar="KIND", help=f"kinds of points: {', '.join(POINTS)}")
-    parser.add_argument("--also-code", nargs="+", default=[], metavar="HASH",
-                        help="let rows measured by earlier code count, too (the column `code` says by which)")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=POINTS,
+        default=POINTS,
+        metavar="KIND",
+        help=f"kinds of points: {', '.join(POINTS)}",
+    )
+    parser.add_argument(
+        "--also-code",
+        nargs="+",
+        default=[],
+        metavar="HASH",
+        help="let rows measured by earlier code count, too (the column `code` says by which)",
+    )
     parser.add_argument("--commit", help="the code's commit, where git cannot tell it")
     options = parser.parse_args(arguments)
     budget_s, on_gpu = seconds_of(options.budget), options.device == "cuda"
@@ -52,8 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import torch
 
     if on_gpu and not torch.cuda.is_available():
-        raise UserError("no CUDA GPU here; rows recorded on an H200 are in experiments/recorded/h200/serving, and --device cpu "
-                        "measures a small model")
+        raise UserError(
+            "no CUDA GPU here; rows recorded on an H200 are in experiments/recorded/h200/serving, and --device cpu "
+            "measures a small model"
+        )
     setting = {"model": model, "dtype": dtype, "kv_slots": kv_slots}
     with locked(options.out / ".lock", wait=False, about="python -m repro.measure"):
         return measure_into(options, setting, budget_s, on_gpu)
@@ -68,13 +85,31 @@ def measure_into(options: argparse.Namespace, setting: dict[str, Any], budget_s:
 
     code = plan.code_hash(device=device_name(on_gpu), **setting)
     rows = plan.Rows(options.out / plan.ROWS, code, options.also_code)
-    if "latency" in options.only and "saturated" not in options.only and not any(row["kind"] == "saturated" for row in rows.rows):
-        raise UserError(f"--only {' '.join(options.only)}: rates follow from saturated runs, and {options.out} has none; add saturated")
+    if (
+        "latency" in options.only
+        and "saturated" not in options.only
+        and not any(row["kind"] == "saturated" for row in rows.rows)
+    ):
+        raise UserError(
+            f"--only {' '.join(options.only)}: rates follow from saturated runs, and {options.out} has none; add "
+            "saturated"
+        )
     model, dtype, kv_slots = setting.values()
     bench = Bench(model, kv_slots, options.device, dtype)
-    print(f"{bench.device_name}, {model} in {dtype}: {bench.executor.manager.num_blocks} blocks; ready after {bench.boot_s:.0f} s", flush=True)
-    manifest = {**machine(), "device": bench.device_name, "cuda": torch.version.cuda, **setting, "boot_s": round(bench.boot_s, 1),
-                "method": METHOD, **ceilings(on_gpu)}
+    print(
+        f"{bench.device_name}, {model} in {dtype}: {bench.executor.manager.num_blocks} blocks; ready after "
+        f"{bench.boot_s:.0f} s",
+        flush=True,
+    )
+    manifest = {
+        **machine(),
+        "device": bench.device_name,
+        "cuda": torch.version.cuda,
+        **setting,
+        "boot_s": round(bench.boot_s, 1),
+        "method": METHOD,
+        **ceilings(on_gpu),
+    }
     if options.commit:
         manifest["commit"] = options.commit
     earlier = read_json(options.out / "manifest.json")
@@ -84,10 +119,19 @@ def measure_into(options: argparse.Namespace, setting: dict[str, Any], budget_s:
     timing = plan.GPU_TIMING if on_gpu else plan.CPU_TIMING
     points = (step for step in plan.steps(bench, rows, timing, tuple(options.systems)) if step.kind in options.only)
     later, never = plan.work_through(points, rows, budget_s - bench.boot_s, device=bench.device_name, **setting)
-    write_atomically(options.out / "manifest.json", pretty_json(manifest | {"at_the_end": ceilings(on_gpu), "points_left_out": later + never}))
-    print(f"{len(rows.rows)} rows in {options.out / plan.ROWS}"
-          + (f"; {never} points cannot be measured, see above" if never else "")
-          + (f"; {later} points left out, as the budget of {options.budget} would be overrun: call again to go on" if later else ""))
+    write_atomically(
+        options.out / "manifest.json",
+        pretty_json(manifest | {"at_the_end": ceilings(on_gpu), "points_left_out": later + never}),
+    )
+    print(
+        f"{len(rows.rows)} rows in {options.out / plan.ROWS}"
+        + (f"; {never} points cannot be measured, see above" if never else "")
+        + (
+            f"; {later} points left out, as the budget of {options.budget} would be overrun: call again to go on"
+            if later
+            else ""
+        )
+    )
     return 0
 
 

@@ -1,8 +1,7 @@
 """The real engine set up once for many measured runs: one model, one K/V pool, warmed up.
 
-Weights are random (only shapes matter), lengths are forced, beams continue where a real model's did. The pool is that of Table 1,
-whatever the memory of the card, so that any GPU answers the paper's question.
-"""
+Weights are random (only shapes matter), lengths are forced, beams continue where a real model's did. The pool is that
+of Table 1, whatever the memory of the card, so that any GPU answers the paper's question."""
 
 from __future__ import annotations
 
@@ -33,13 +32,19 @@ CLIENT_BOUND = 0.9
 
 
 class Bench:
-    """`model` as for repro.executor.torch.models.load, held to `max_model_len` tokens; a pool of `kv_slots` tokens; on a GPU with
-    graphs and compiled layers."""
+    """`model` as for repro.executor.torch.models.load, held to `max_model_len` tokens; a pool of `kv_slots` tokens; on
+    a GPU with graphs and compiled layers."""
 
     executor: TorchExecutor | None = None
 
-    def __init__(self, model: str | models.LoadedModel, kv_slots: int, device: str = "cuda", dtype: str = "float16",
-                 max_model_len: int = 2048) -> None:
+    def __init__(
+        self,
+        model: str | models.LoadedModel,
+        kv_slots: int,
+        device: str = "cuda",
+        dtype: str = "float16",
+        max_model_len: int = 2048,
+    ) -> None:
         started = time.perf_counter()
         self.loaded = models.load(model, device, dtype) if isinstance(model, str) else model
         limit = min(self.loaded.config.max_model_len, max_model_len)
@@ -61,7 +66,10 @@ class Bench:
         self.executor = self._make_executor(block_size, self.deployment.num_blocks(block_size))
         if self.on_gpu:
             try:
-                within_memory(lambda: self._warm_up(self.loaded.config.max_model_len), f"for graphs of a pool of blocks of {block_size}")
+                within_memory(
+                    lambda: self._warm_up(self.loaded.config.max_model_len),
+                    f"for graphs of a pool of blocks of {block_size}",
+                )
             except BaseException:
                 self._give_back()  # half of its graphs would pass for all of them
                 raise
@@ -75,7 +83,14 @@ class Bench:
                 torch.cuda.empty_cache()
 
     def _make_executor(self, block_size: int, num_blocks: int) -> TorchExecutor:
-        store = KVStore(self.loaded.config, num_blocks, block_size, int(SWAP_SHARE * num_blocks), self.loaded.dtype, self.loaded.device)
+        store = KVStore(
+            self.loaded.config,
+            num_blocks,
+            block_size,
+            int(SWAP_SHARE * num_blocks),
+            self.loaded.dtype,
+            self.loaded.device,
+        )
         manager = PagedKVCacheManager(num_blocks, block_size)
         return TorchExecutor(self.loaded, manager, store, with_logprobs=False, graphs=self.on_gpu, compiled=self.on_gpu)
 
@@ -109,7 +124,8 @@ class Bench:
         self.executor.flush()
 
     def prepare(self, load: Load) -> tuple[KVCacheManager, list[Request]]:
-        """The load's memory manager on this pool, with the shared prefix if there is one, and its requests, which have prompts."""
+        """The load's memory manager on this pool, with the shared prefix if there is one, and its requests, which have
+        prompts."""
         self.use_blocks(load.block_size)
         manager = load.manager_on(self.deployment)
         self.executor.reset(manager, load.parents)
@@ -127,10 +143,19 @@ class Bench:
         if host_share > CLIENT_BOUND:
             row["mark"] = "client-bound"
         self.executor.flush()
-        wrong = sum(len(one.tokens) != state.request.output_tokens
-                    for state in self.executor.finished.values() for one in state.sequences)
-        return row | {"host_share": host_share, "wrong_lengths": wrong, "evidence": "measured", "device": self.device_name,
-                      "seconds": clock.now, **gpu_state(self._uuid)}
+        wrong = sum(
+            len(one.tokens) != state.request.output_tokens
+            for state in self.executor.finished.values()
+            for one in state.sequences
+        )
+        return row | {
+            "host_share": host_share,
+            "wrong_lengths": wrong,
+            "evidence": "measured",
+            "device": self.device_name,
+            "seconds": clock.now,
+            **gpu_state(self._uuid),
+        }
 
     @contextmanager
     def small_pool(self, block_size: int, num_slots: int) -> Iterator[None]:
@@ -175,12 +200,18 @@ def device_name(on_gpu: bool) -> str:
 
 
 def gpu_state(uuid: str | None) -> dict[str, float | None]:
-    """Clocks (MHz), temperature (C) and power (W) of a GPU now; None where nvidia-smi does not tell, and without one."""
+    """Clocks (MHz), temperature (C) and power (W) of a GPU now; None where nvidia-smi does not tell, and without
+    one."""
     names = {"sm_mhz": "clocks.sm", "memory_mhz": "clocks.mem", "celsius": "temperature.gpu", "watts": "power.draw"}
     try:
         if uuid is None:
             raise OSError("no GPU in this run")
-        query = ["nvidia-smi", f"--query-gpu={','.join(names.values())}", "--format=csv,noheader,nounits", f"--id=GPU-{uuid}"]
+        query = [
+            "nvidia-smi",
+            f"--query-gpu={','.join(names.values())}",
+            "--format=csv,noheader,nounits",
+            f"--id=GPU-{uuid}",
+        ]
         values = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.split(",")
         return {name: float(value) for name, value in zip(names, values)}
     except (OSError, ValueError, subprocess.SubprocessError):

@@ -15,5 +15,7 @@ def seconds_of(text: str) -> float:
         return 0.0
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)([smh])", text.strip(), re.ASCII)
     if not found:
-        raise UserError(f"budget {text!r} is no length of time; write a number and s, m or h, such as 30m, or 0 for none")
+        raise UserError(
+            f"budget {text!r} is no length of time; write a number and s, m or h, such as 30m, or 0 for none"
+        )
     return float(found[1]) * _UNITS[found[2]]

@@ -1,9 +1,9 @@
 """How long the steps of the real engine take on this machine: the grid under `repro.executor.step_times.StepTimes`.
 
-A cell is a number of decoding sequences with short or long contexts, or with prompts joining in every second iteration. On a GPU
-the cells are the sizes that steps are padded to. A step is waited for there while the next one is queued, so single durations
-mean little and means over many steps everything. The grid is bounded by the pool: it is what the runs to be predicted can reach.
-"""
+A cell is a number of decoding sequences with short or long contexts, or with prompts joining in every second iteration.
+On a GPU the cells are the sizes that steps are padded to. A step is waited for there while the next one is queued, so
+single durations mean little and means over many steps everything. The grid is bounded by the pool: it is what the runs
+to be predicted can reach."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _SETTLE = 3  # steps that pass before a duration counts
 
 @dataclass(frozen=True)
 class Grid:
-    """Numbers of sequences that decode alone, `steps` each; of those that decode beside prompts, and of the prompts' tokens,
-    `cycles` each. What the pool cannot hold is left out."""
+    """Numbers of sequences that decode alone, `steps` each; of those that decode beside prompts, and of the prompts'
+    tokens, `cycles` each. What the pool cannot hold is left out."""
 
     seqs: tuple[int, ...]
     mixed_seqs: tuple[int, ...]
@@ -53,10 +53,15 @@ def cells(bench: Bench) -> Iterator[dict[str, Any]]:
         for context in (SHORT_CONTEXT, longest):
             if longest > SHORT_CONTEXT:
                 yield _decode(bench, count, context, grid.steps)
-    # Every number of sequences with every prompt, or the table has holes: prompts that fit, then sequences that fit beside the longest.
+    # Every number of sequences with every prompt, or the table has holes: prompts that fit, then sequences that fit
+    # beside the longest.
     room, taken = 0.95 * slots, BLOCK_SIZE * -(-(SHORT_CONTEXT + _output(grid.cycles)) // BLOCK_SIZE)
     longest = min(room / 2, room - grid.mixed_seqs[0] * taken)
-    prompts = [prompt for prompt in grid.mixed_prompt if prompt <= longest and min(prompt, PROMPT) < bench.loaded.config.max_model_len]
+    prompts = [
+        prompt
+        for prompt in grid.mixed_prompt
+        if prompt <= longest and min(prompt, PROMPT) < bench.loaded.config.max_model_len
+    ]
     for count in grid.mixed_seqs if prompts else ():
         if count * taken + prompts[-1] <= room:
             for prompt in prompts:
@@ -69,8 +74,14 @@ def _output(cycles: int) -> int:
 
 
 def _row(seqs: int, prompt: int, context: float, seconds: float) -> dict[str, Any]:
-    return {"kind": "step", "seqs": seqs, "prompt_tokens": prompt, "context_tokens": context, "seconds": seconds,
-            "evidence": "measured"}
+    return {
+        "kind": "step",
+        "seqs": seqs,
+        "prompt_tokens": prompt,
+        "context_tokens": context,
+        "seconds": seconds,
+        "evidence": "measured",
+    }
 
 
 def _decode(bench: Bench, count: int, context: int, steps: int) -> dict[str, Any]:
@@ -78,13 +89,20 @@ def _decode(bench: Bench, count: int, context: int, steps: int) -> dict[str, Any
     durations = Durations()
     length = steps + _SETTLE + 1
     bench.serve([Request(index, 0.0, context, length, GREEDY) for index in range(count)], durations)
-    alone = [(seconds, shape) for seconds, shape in zip(durations.seconds, durations.outputs) if shape[:1] == (count,) and not shape[2]]
+    alone = [
+        (seconds, shape)
+        for seconds, shape in zip(durations.seconds, durations.outputs)
+        if shape[:1] == (count,) and not shape[2]
+    ]
     alone = alone[_SETTLE:]
-    return _row(count, 0, float(np.mean([shape[1] for _, shape in alone])), float(np.median([seconds for seconds, _ in alone])))
+    return _row(
+        count, 0, float(np.mean([shape[1] for _, shape in alone])), float(np.median([seconds for seconds, _ in alone]))
+    )
 
 
 def _mixed(bench: Bench, count: int, prompt: int, cycles: int) -> dict[str, Any]:
-    """A step of `count` short sequences that prompts join, `prompt` tokens in all; without sequences, of prompts alone."""
+    """A step of `count` short sequences that prompts join, `prompt` tokens in all; without sequences, of prompts
+    alone."""
     durations = Durations()
     engine = bench.engine(durations)
     for index in range(count):
@@ -100,10 +118,14 @@ def _mixed(bench: Bench, count: int, prompt: int, cycles: int) -> dict[str, Any]
             engine.add(bench.submit(Request(1000 + cycle * parts + part, 0.0, tokens, 1, GREEDY)))
 
     seconds = _seconds(bench, engine, cycles, 2 if count else 1, join)
-    return _row(count, prompt, float(np.mean([context for _, context, _ in durations.outputs[first:]])), seconds - plain_s)
+    return _row(
+        count, prompt, float(np.mean([context for _, context, _ in durations.outputs[first:]])), seconds - plain_s
+    )
 
 
-def _seconds(bench: Bench, engine: Engine, cycles: int, steps: int = 1, before: Callable[[int], None] = lambda _: None) -> float:
+def _seconds(
+    bench: Bench, engine: Engine, cycles: int, steps: int = 1, before: Callable[[int], None] = lambda _: None
+) -> float:
     """Mean seconds of a cycle of `steps` iterations, from an idle device to an idle device."""
     bench.executor.flush()
     started = time.perf_counter()

@@ -1,8 +1,9 @@
-"""What `make reproduce` does first on a machine with a GPU: measure on it, within the budget, each part in a process of its own.
+"""What `make reproduce` does first on a machine with a GPU: measure on it, within the budget, each part in a process of
+its own.
 
-The kernels take about two minutes and are measured once; serving goes on where an earlier call stopped. Whatever fails is said, and
-the figures are then drawn from what there is: without a measurement of its own, from the rows that come with the project.
-"""
+The kernels take about two minutes and are measured once; serving goes on where an earlier call stopped. Whatever fails
+is said, and the figures are then drawn from what there is: without a measurement of its own, from the rows that come
+with the project."""
 
 from __future__ import annotations
 
@@ -35,5 +36,9 @@ def _run(module: str, *arguments: str) -> None:
     print(f"measuring on the GPU: python -m {module} {' '.join(arguments)}", file=sys.stderr, flush=True)
     code = subprocess.run([sys.executable, "-m", module, *arguments]).returncode
     if code:
-        print(f"repro: {module} ended with code {code}" + (", see above" if code == _REFUSED else "")
-              + "; figures are drawn from the rows that there are", file=sys.stderr)
+        print(
+            f"repro: {module} ended with code {code}"
+            + (", see above" if code == _REFUSED else "")
+            + "; figures are drawn from the rows that there are",
+            file=sys.stderr,
+        )

@@ -1,8 +1,7 @@
 """Where rows measured on a GPU are kept: this machine's own, or those recorded with the project.
 
-`make reproduce` on a GPU machine measures into results/measured; experiments/recorded/<gpu> holds rows that were measured once
-and are kept as evidence. Which of the two a row comes from is its kind of evidence.
-"""
+`make reproduce` on a GPU machine measures into results/measured; experiments/recorded/<gpu> holds rows that were
+measured once and are kept as evidence. Which of the two a row comes from is its kind of evidence."""
 
 from __future__ import annotations
 
@@ -23,7 +22,20 @@ DEFAULT = "h200"
 KERNELS, SERVING = "kernels", "serving"
 #: rows measured with other ones of these do not go together
 _SETTING = ("device", "model", "dtype", "kv_slots")
-_TEXT = {"key", "code", "kind", "system", "workload", "trace_hash", "mark", "evidence", "device", "model", "dtype", "preemption"}
+_TEXT = {
+    "key",
+    "code",
+    "kind",
+    "system",
+    "workload",
+    "trace_hash",
+    "mark",
+    "evidence",
+    "device",
+    "model",
+    "dtype",
+    "preemption",
+}
 
 
 def own_folder() -> Path:
@@ -32,11 +44,11 @@ def own_folder() -> Path:
 
 
 def find(gpu: str, kind: str, needs: str | None = None) -> tuple[Path, str]:
-    """The rows file of a kind of measurement (a folder with a file of that name), and its evidence: "measured" or "recorded".
+    """The rows file of a kind of measurement (a folder with a file of that name), and its evidence: "measured" or
+    "recorded".
 
-    This machine's own file is taken only if it has a row whose `kind` is `needs` (None: any): a short budget may not have come
-    so far. The file need not be there. UserError for a GPU that is not recorded.
-    """
+    This machine's own file is taken only if it has a row whose `kind` is `needs` (None: any): a short budget may not
+    have come so far. The file need not be there. UserError for a GPU that is not recorded."""
     own = own_folder() / kind / f"{kind}.csv"
     if gpu == AUTO and own.is_file() and (needs is None or any(row["kind"] == needs for row in read(own, "measured"))):
         return own, "measured"
@@ -57,8 +69,8 @@ def given(gpu: str, kind: str, needs: str | None = None) -> dict[str, Any] | Non
 
 @dataclass(frozen=True)
 class Params:
-    """Of a study that draws measured runs. `gpu`: "auto" for this machine's own rows if there are any, otherwise the recorded ones; or a
-    folder of experiments/recorded."""
+    """Of a study that draws measured runs. `gpu`: "auto" for this machine's own rows if there are any, otherwise the
+    recorded ones; or a folder of experiments/recorded."""
 
     gpu: str = AUTO
 
@@ -75,13 +87,19 @@ def runs(gpu: str, *kinds: str) -> dict[str, Any]:
 
 
 def read(path: Path, evidence: str) -> list[dict[str, Any]]:
-    """Rows as numbers and text; empty cells are None. Of a file that `repro.measure` went on with, those that belong together:
-    measured with the setting of its last row, and of each point the newest. UserError if the file is missing or damaged."""
+    """Rows as numbers and text; empty cells are None. Of a file that `repro.measure` went on with, those that belong
+    together: measured with the setting of its last row, and of each point the newest. UserError if the file is missing
+    or damaged."""
     if not path.is_file():
-        raise UserError(f"{path} is missing; restore it, or measure on a GPU: python -m repro.measure --out {path.parent}")
+        raise UserError(
+            f"{path} is missing; restore it, or measure on a GPU: python -m repro.measure --out {path.parent}"
+        )
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            rows = [{name: _value(name, text) for name, text in row.items()} | {"evidence": evidence} for row in csv.DictReader(file)]
+            rows = [
+                {name: _value(name, text) for name, text in row.items()} | {"evidence": evidence}
+                for row in csv.DictReader(file)
+            ]
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}); restore it, or remove it") from error
     if not rows or "key" not in rows[0]:

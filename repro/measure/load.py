@@ -1,8 +1,8 @@
 """One serving run and what is counted in it, the same for the real engine and for its prediction.
 
-A run has a window: what happens before it is warm-up and counts for nothing. In a saturated run all requests are there at
-the start and the run ends with the window, so the queue is never empty. In a latency run requests arrive at random (§6.1)
-until the window ends, and those that arrived within it are served to their end.
+A run has a window: what happens before it is warm-up and counts for nothing. In a saturated run all requests are there
+at the start and the run ends with the window, so the queue is never empty. In a latency run requests arrive at random
+(§6.1) until the window ends, and those that arrived within it are served to their end.
 
 No device is known here; an executor and a clock are handed in.
 """
@@ -40,7 +40,8 @@ TRANSLATION = "translation"
 #: name of the prefix that all of a run's prompts begin with
 PREFIX = "shared"
 PREEMPTIONS = ("recompute", "swap")
-#: CPU blocks for a pool's blocks; a saturated pool of the paper's has at most 0.53 of itself swapped out (blocks of 256, six samples)
+#: CPU blocks for a pool's blocks; a saturated pool of the paper's has at most 0.53 of itself swapped out (blocks of
+#: 256, six samples)
 SWAP_SHARE = 0.6
 #: requests per second of window that no system here can keep up with, so that a saturated queue never empties
 FLOOD = {"sharegpt": 60.0, "alpaca": 400.0, TRANSLATION: 800.0}
@@ -54,12 +55,11 @@ GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 @dataclass(frozen=True)
 class Load:
-    """`rate` in req/s, None for a saturated run; the window lies from `warm_s` to `stop_s` (s); `n` sequences a request, samples or, with
-    `beams`, a beam search; no request is longer than `max_model_len` tokens.
+    """`rate` in req/s, None for a saturated run; the window lies from `warm_s` to `stop_s` (s); `n` sequences a
+    request, samples or, with `beams`, a beam search; no request is longer than `max_model_len` tokens.
 
-    `prefix_tokens`: translation's prompts all begin with as many (§6.4). `block_size` in tokens. `preemption`: always by this way
-    (§4.5), None for the system's own rule.
-    """
+    `prefix_tokens`: translation's prompts all begin with as many (§6.4). `block_size` in tokens. `preemption`: always
+    by this way (§4.5), None for the system's own rule."""
 
     system: str
     workload: str
@@ -79,7 +79,10 @@ class Load:
         if not 0 <= self.warm_s < self.stop_s < math.inf:
             raise UserError(f"a window from {self.warm_s} to {self.stop_s} s is none; need 0 <= warm_s < stop_s")
         if self.prefix_tokens and self.workload != TRANSLATION:
-            raise UserError(f"prefix_tokens = {self.prefix_tokens}: prompts of {self.workload} share none; only those of {TRANSLATION} do")
+            raise UserError(
+                f"prefix_tokens = {self.prefix_tokens}: prompts of {self.workload} share none; only those of "
+                f"{TRANSLATION} do"
+            )
         if self.preemption not in (None, *PREEMPTIONS):
             raise UserError(f"unknown preemption {self.preemption!r}; known: {', '.join(PREEMPTIONS)}")
         check_block_size(self.block_size)
@@ -91,9 +94,17 @@ class Load:
     def of(cls, row: Mapping[str, Any]) -> Load:
         """The run that a row was measured in, as repro.measure.kept reads it."""
         others = {"n": 1, "max_model_len": cls.max_model_len, "prefix_tokens": 0, "block_size": BLOCK_SIZE}
-        return cls(row["system"], row["workload"], row["rate"], row["warm_s"], row["stop_s"], row["seed"],
-                   **{name: row.get(name) or default for name, default in others.items()}, beams=bool(row.get("beams")),
-                   preemption=row.get("preemption"))
+        return cls(
+            row["system"],
+            row["workload"],
+            row["rate"],
+            row["warm_s"],
+            row["stop_s"],
+            row["seed"],
+            **{name: row.get(name) or default for name, default in others.items()},
+            beams=bool(row.get("beams")),
+            preemption=row.get("preemption"),
+        )
 
     @property
     def kind(self) -> str:
@@ -104,7 +115,9 @@ class Load:
         """The requests. A saturated run's are all there at the start."""
         rate = FLOOD[self.workload] if self.rate is None else self.rate
         if self.workload == TRANSLATION:
-            trace = translation_trace(self.prefix_tokens, rate, self.stop_s, self.seed, max_model_len=self.max_model_len)
+            trace = translation_trace(
+                self.prefix_tokens, rate, self.stop_s, self.seed, max_model_len=self.max_model_len
+            )
         else:
             trace = make_trace(self.workload, rate, self.stop_s, self.seed, max_model_len=self.max_model_len)
         return trace if self.rate is not None else replace(trace, arrival_s=np.zeros(len(trace)))
@@ -118,7 +131,12 @@ class Load:
     def requests(self) -> list[Request]:
         """Greedy, or random samples or beams if there are several; each exactly as long as the trace says."""
         several = self.n > 1
-        sampling = SamplingParams(n=self.n, temperature=float(several and not self.beams), use_beam_search=several and self.beams, ignore_eos=True)
+        sampling = SamplingParams(
+            n=self.n,
+            temperature=float(several and not self.beams),
+            use_beam_search=several and self.beams,
+            ignore_eos=True,
+        )
         return list(requests_of(self.trace, sampling, PREFIX if self.prefix_tokens else None))
 
     @property
@@ -141,9 +159,9 @@ class Load:
 
 
 class Window(Observer):
-    """Useful tokens in equal parts of the window, iterations, and preemptions (§6.1: tokens of finished members that a static
-    batch computes along are not useful). An iteration over an edge counts by the share of its time; in virtual time
-    none beyond it are advanced together with those before."""
+    """Useful tokens in equal parts of the window, iterations, and preemptions (§6.1: tokens of finished members that a
+    static batch computes along are not useful). An iteration over an edge counts by the share of its time; in virtual
+    time none beyond it are advanced together with those before."""
 
     def __init__(self, start_s: float, stop_s: float) -> None:
         self.edges = np.linspace(start_s, stop_s, NUM_PARTS + 1)
@@ -160,11 +178,17 @@ class Window(Observer):
         if now <= self.edges[0] or start_s >= self.edges[-1]:
             return
         if self._before is None:
-            self._before, self.waiting_at_start = scheduler.num_preemptions, len(scheduler.waiting) + len(scheduler.swapped)
+            self._before, self.waiting_at_start = (
+                scheduler.num_preemptions,
+                len(scheduler.waiting) + len(scheduler.swapped),
+            )
         useful = output.num_decode_seqs
         if scheduler.config.batching is Batching.REQUEST:
-            useful = sum(len(group.seqs) for group in output.decodes
-                         if group.num_generated(output.iteration) < group.request.output_tokens)
+            useful = sum(
+                len(group.seqs)
+                for group in output.decodes
+                if group.num_generated(output.iteration) < group.request.output_tokens
+            )
         useful += sum(len(prefill.group.seqs) for prefill in output.prefills)
         within = np.clip(np.minimum(now, self.edges[1:]) - np.maximum(start_s, self.edges[:-1]), 0, None)
         share = within / (now - start_s)
@@ -180,8 +204,14 @@ class Window(Observer):
         return self.tokens / np.diff(self.edges)
 
 
-def run(load: Load, deployment: Deployment, executor: Executor, clock: Clock, manager: KVCacheManager,
-        requests: list[Request]) -> dict[str, Any]:
+def run(
+    load: Load,
+    deployment: Deployment,
+    executor: Executor,
+    clock: Clock,
+    manager: KVCacheManager,
+    requests: list[Request],
+) -> dict[str, Any]:
     """Serve the load; what the window saw, as one flat row (units in the names; pool pieces are shares of the pool)."""
     scheduler = Scheduler(manager, load.system_on(deployment).scheduler)
     window, batch = Window(load.warm_s, load.stop_s), BatchAverage(load.warm_s, load.stop_s)
@@ -191,21 +221,39 @@ def run(load: Load, deployment: Deployment, executor: Executor, clock: Clock, ma
     mean, half = window.rates.mean(), _T_95 * window.rates.std(ddof=1) / math.sqrt(NUM_PARTS)
     finished = [outcome for outcome in outcomes if load.warm_s <= outcome.finish_s < load.stop_s]
     return {
-        "kind": load.kind, "system": load.system, "workload": load.workload, "rate": load.rate, "warm_s": load.warm_s,
-        "stop_s": load.stop_s, "seed": load.seed, "n": load.n, "max_model_len": load.max_model_len, "trace_hash": load.trace.hash,
-        "tokens_per_s": mean, "tokens_per_s_low": mean - half, "tokens_per_s_high": mean + half,
-        "beams": int(load.beams), "prefix_tokens": load.prefix_tokens, "block_size": load.block_size, "preemption": load.preemption,
-        "finished_rate": mean / (load.n * load.trace.output_tokens.mean()), "num_finished": len(finished),
-        "mean_batch": None if math.isnan(batch.mean) else batch.mean, "iterations": window.iterations, "prompt_tokens_per_s": window.prompt_tokens / (load.stop_s - load.warm_s),
-        "preemptions": window.preemptions, "saving": usage.saving if usage.samples else None,
+        "kind": load.kind,
+        "system": load.system,
+        "workload": load.workload,
+        "rate": load.rate,
+        "warm_s": load.warm_s,
+        "stop_s": load.stop_s,
+        "seed": load.seed,
+        "n": load.n,
+        "max_model_len": load.max_model_len,
+        "trace_hash": load.trace.hash,
+        "tokens_per_s": mean,
+        "tokens_per_s_low": mean - half,
+        "tokens_per_s_high": mean + half,
+        "beams": int(load.beams),
+        "prefix_tokens": load.prefix_tokens,
+        "block_size": load.block_size,
+        "preemption": load.preemption,
+        "finished_rate": mean / (load.n * load.trace.output_tokens.mean()),
+        "num_finished": len(finished),
+        "mean_batch": None if math.isnan(batch.mean) else batch.mean,
+        "iterations": window.iterations,
+        "prompt_tokens_per_s": window.prompt_tokens / (load.stop_s - load.warm_s),
+        "preemptions": window.preemptions,
+        "saving": usage.saving if usage.samples else None,
         **{piece: usage.mean(piece) if usage.samples else None for piece in PIECES},
-        **_latency(load, outcomes), "mark": _mark(load, window, outcomes),
+        **_latency(load, outcomes),
+        "mark": _mark(load, window, outcomes),
     }
 
 
 def _latency(load: Load, outcomes: list[Outcome]) -> dict[str, Any]:
-    """Mean normalized latency (s/token) of the requests that arrived in the window; a lower bound if some had not finished by the
-    run's end (in virtual time the last iterations may lead beyond it)."""
+    """Mean normalized latency (s/token) of the requests that arrived in the window; a lower bound if some had not
+    finished by the run's end (in virtual time the last iterations may lead beyond it)."""
     if load.rate is None:
         return {"latency_s_per_token": None, "num_unfinished": 0}
     asked = [outcome for outcome in outcomes if outcome.request.arrival_s >= load.warm_s]
@@ -216,8 +264,8 @@ def _latency(load: Load, outcomes: list[Outcome]) -> dict[str, Any]:
 
 
 def _mark(load: Load, window: Window, outcomes: list[Outcome]) -> str:
-    """steady; queue ran empty (saturated runs); overloaded (the queue grew by a tenth of what arrived: what latency there is would
-    be higher in a longer run); or too short (fewer than 40 requests arrived in the window)."""
+    """steady; queue ran empty (saturated runs); overloaded (the queue grew by a tenth of what arrived: what latency
+    there is would be higher in a longer run); or too short (fewer than 40 requests arrived in the window)."""
     arrived = sum(load.warm_s <= outcome.request.arrival_s < load.stop_s for outcome in outcomes)
     if load.rate is None:
         return "steady" if window.waiting else "queue ran empty"

@@ -1,10 +1,10 @@
 """What is measured in which order, within a budget, resuming where an earlier call stopped.
 
-The most informative points come first; systems take turns within each kind of point, so that a clock that drifts hits all of
-them alike. Rates are multiples of each system's own saturated throughput on this machine: in such relative axes any GPU can be
-laid over the paper's curves. The rows file is all the state there is: it is written whole after every point, and a point whose
-row it has, from the same code, is not measured again. Nothing that was ever measured is removed from it.
-"""
+The most informative points come first; systems take turns within each kind of point, so that a clock that drifts hits
+all of them alike. Rates are multiples of each system's own saturated throughput on this machine: in such relative axes
+any GPU can be laid over the paper's curves. The rows file is all the state there is: it is written whole after every
+point, and a point whose row it has, from the same code, is not measured again. Nothing that was ever measured is
+removed from it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ ORCAS = ("orca-oracle", "orca-pow2", "orca-max")
 
 @dataclass(frozen=True)
 class Timing:
-    """Windows (s): saturated from `warm_s` to `saturated_s`, latency to `latency_s`; FasterTransformer's long batches take longer."""
+    """Windows (s): saturated from `warm_s` to `saturated_s`, latency to `latency_s`; FasterTransformer's long batches
+    take longer."""
 
     warm_s: float
     saturated_s: float
@@ -72,8 +73,8 @@ class Step:
 
 
 def steps(bench: Bench, rows: Rows, timing: dict[str, Timing], systems: tuple[str, ...]) -> Iterator[Step]:
-    """Every point in order. Later ones look at the rows of earlier ones, so they are made as they come. A CPU, far too slow for the
-    paper's model, has only what a prediction is checked against."""
+    """Every point in order. Later ones look at the rows of earlier ones, so they are made as they come. A CPU, far too
+    slow for the paper's model, has only what a prediction is checked against."""
     load_on = partial(Load, max_model_len=bench.loaded.config.max_model_len)
     for workload, times in timing.items():
         for name in systems:
@@ -102,13 +103,18 @@ def steps(bench: Bench, rows: Rows, timing: dict[str, Timing], systems: tuple[st
                 # Where requests are few, the window is longer, so that enough of them arrive to take a mean.
                 stop_s = max(times.latency_s, times.warm_s + min(60 / rate, 2 * times.latency_s))
                 load = load_on(name, workload, rate, times.warm_s, stop_s, seed=1)
-                yield Step(key, 1.2 * stop_s, lambda load=load, multiple=multiple: [bench.measure(load) | {"multiple": multiple}])
+                yield Step(
+                    key,
+                    1.2 * stop_s,
+                    lambda load=load, multiple=multiple: [bench.measure(load) | {"multiple": multiple}],
+                )
     if bench.on_gpu:
         yield from (step for step, name in _sharing_and_blocks(bench, load_on) if name in systems)
 
 
 def _sharing_and_blocks(bench: Bench, load_on: Callable[..., Load]) -> Iterator[tuple[Step, str]]:
-    """Saturated runs of what else vLLM shares and how else it may be set (Fig. 14 and 15, 16, 18b and 19b), each with its system."""
+    """Saturated runs of what else vLLM shares and how else it may be set (Fig. 14 and 15, 16, 18b and 19b), each with
+    its system."""
 
     def point(key: str, load: Load, more_s: float = 2) -> tuple[Step, str]:
         step = Step(key, load.stop_s + more_s, lambda: [bench.measure(load) | {"kind": step.kind}])
@@ -126,8 +132,11 @@ def _sharing_and_blocks(bench: Bench, load_on: Callable[..., Load]) -> Iterator[
     for size in BLOCK_SIZES:
         for way in PREEMPTIONS:
             # The first one of a size has its pool to set up.
-            yield point(f"blocks/{size}/sharegpt/{way}", sharegpt("vllm", "sharegpt", block_size=size, preemption=way),
-                        20 if way == PREEMPTIONS[0] else 2)
+            yield point(
+                f"blocks/{size}/sharegpt/{way}",
+                sharegpt("vllm", "sharegpt", block_size=size, preemption=way),
+                20 if way == PREEMPTIONS[0] else 2,
+            )
         yield point(f"blocks/{size}/alpaca", few("vllm", "alpaca", block_size=size))
 
 
@@ -138,8 +147,8 @@ def code_hash(**setting: Any) -> str:
 
 
 class Rows:
-    """The rows file, in the order of measurement: `code` is the hash of what measures. Rows of other code stay in the file but do
-    not count, unless it is named in `also`. UserError if the file is none of ours."""
+    """The rows file, in the order of measurement: `code` is the hash of what measures. Rows of other code stay in the
+    file but do not count, unless it is named in `also`. UserError if the file is none of ours."""
 
     def __init__(self, path: Path, code: str, also: Collection[str] = ()) -> None:
         self.path, self.code = path, code
@@ -172,12 +181,18 @@ class Rows:
         write_atomically(self.path, text.getvalue().encode())
 
 
-def work_through(points: Iterator[Step], rows: Rows, budget_s: float, say: Callable[[str], None] = partial(print, flush=True),
-                 **about: Any) -> tuple[int, int]:
-    """Measure what is missing and does not overrun the budget; how many points another call will measure, and how many none can.
+def work_through(
+    points: Iterator[Step],
+    rows: Rows,
+    budget_s: float,
+    say: Callable[[str], None] = partial(print, flush=True),
+    **about: Any,
+) -> tuple[int, int]:
+    """Measure what is missing and does not overrun the budget; how many points another call will measure, and how many
+    none can.
 
-    A later point that takes less may still fit. One that cannot be measured, for want of memory say, is left out as well.
-    """
+    A later point that takes less may still fit. One that cannot be measured, for want of memory say, is left out as
+    well."""
     started, later, never = time.monotonic(), 0, 0
     for step in points:
         if rows.find(step.key) is not None:

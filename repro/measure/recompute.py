@@ -27,5 +27,11 @@ def recompute_row(bench: Bench, block_size: int) -> dict[str, Any]:
             engine.step()
             bench.executor.flush()
             seconds.append(time.perf_counter() - started)
-    return {"kind": "recompute", "block_size": block_size, "tokens": TOKENS, "seconds": float(np.median(seconds[WARM_UP:])),
-            "evidence": "measured", "device": bench.device_name}
+    return {
+        "kind": "recompute",
+        "block_size": block_size,
+        "tokens": TOKENS,
+        "seconds": float(np.median(seconds[WARM_UP:])),
+        "evidence": "measured",
+        "device": bench.device_name,
+    }

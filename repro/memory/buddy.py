@@ -1,9 +1,8 @@
 """The buddy allocator under the Orca baselines: power-of-two chunks of consecutive blocks.
 
 A pool that is no power of two starts as its largest chunks first: as many of `max_chunk` as fit, then the binary pieces
-of the rest (15,728 slots of OPT-13B are 7 x 2048 + 1024 + 256 + 64 + 32 + 16). The smallest free chunk that fits is split;
-freed buddies merge. Sizes and positions are in blocks; requests and slots are not known here.
-"""
+of the rest (15,728 slots of OPT-13B are 7 x 2048 + 1024 + 256 + 64 + 32 + 16). The smallest free chunk that fits is
+split; freed buddies merge. Sizes and positions are in blocks; requests and slots are not known here."""
 
 from __future__ import annotations
 

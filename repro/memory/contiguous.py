@@ -35,14 +35,15 @@ def reserve_oracle(request: Request, max_model_len: int) -> int:
 class ContiguousKVCacheManager(KVCacheManager):
     """Reserves min(prompt + reservation(request), max_model_len) slots per sequence, in one run of consecutive blocks.
 
-    Parallel samples and beams share nothing: every sequence has a chunk of its own, and a beam that continues another one
-    copies that one's blocks. Nothing is ever preempted, since nothing grows beyond its reservation.
-    """
+    Parallel samples and beams share nothing: every sequence has a chunk of its own, and a beam that continues another
+    one copies that one's blocks. Nothing is ever preempted, since nothing grows beyond its reservation."""
 
     grows = False
     shares = False
 
-    def __init__(self, num_blocks: int, block_size: int = 16, *, reservation: Reservation, max_model_len: int = 2048) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int = 16, *, reservation: Reservation, max_model_len: int = 2048
+    ) -> None:
         super().__init__(num_blocks, block_size)
         self.reservation = reservation
         self.max_model_len = max_model_len
@@ -56,9 +57,11 @@ class ContiguousKVCacheManager(KVCacheManager):
         output = self.reservation(request, self.max_model_len)
         reserved = min(request.prompt_tokens + output, self.max_model_len)
         if reserved < request.prompt_tokens + request.output_tokens - 1:
-            raise UserError(f"request {request.request_id} of {request.prompt_tokens} + {request.output_tokens} tokens: its "
-                            f"reservation of {reserved} slots is too short; a reservation must cover the output "
-                            f"(max_model_len is {self.max_model_len})")
+            raise UserError(
+                f"request {request.request_id} of {request.prompt_tokens} + {request.output_tokens} tokens: its "
+                f"reservation of {reserved} slots is too short; a reservation must cover the output "
+                f"(max_model_len is {self.max_model_len})"
+            )
         return reserved
 
     @property
@@ -93,8 +96,12 @@ class ContiguousKVCacheManager(KVCacheManager):
 
     def fork(self, group: SequenceGroup, parents: list[int], num_tokens: int) -> list[CacheOp]:
         check_parents(group, parents)
-        return [op for child, parent in enumerate(parents) if child != parent
-                for op in self._copy(group, parent, child, num_tokens)]
+        return [
+            op
+            for child, parent in enumerate(parents)
+            if child != parent
+            for op in self._copy(group, parent, child, num_tokens)
+        ]
 
     def _copy(self, group: SequenceGroup, source: int, target: int, num_tokens: int) -> list[CacheOp]:
         """Copies of the blocks in which `source` has tokens, onto those of `target`."""
@@ -120,6 +127,13 @@ class ContiguousKVCacheManager(KVCacheManager):
             internal += width * (planned - min(final, planned))
             rounding += width * (held * self.block_size - planned)
             blocks += width * held
-        return MemoryUsage(total=self.num_blocks * self.block_size, token_states=tokens, reserved=reserved,
-                           internal=internal, rounding=rounding, free=self.buddy.num_free * self.block_size,
-                           logical_blocks=blocks, physical_blocks=blocks)
+        return MemoryUsage(
+            total=self.num_blocks * self.block_size,
+            token_states=tokens,
+            reserved=reserved,
+            internal=internal,
+            rounding=rounding,
+            free=self.buddy.num_free * self.block_size,
+            logical_blocks=blocks,
+            physical_blocks=blocks,
+        )

@@ -1,9 +1,8 @@
 """Contiguous memory without a buddy system: the first free run that is long enough, of just the length asked for.
 
-The other classical way to give each sequence one chunk. Nothing is rounded up unless asked for, so all that is lost besides the
-reservation itself is external fragmentation: slots that are free, but not in one piece. Which lengths to reserve is the
-caller's policy (`Reservation`); sequences and time are not known to the allocator.
-"""
+The other classical way to give each sequence one chunk. Nothing is rounded up unless asked for, so all that is lost
+besides the reservation itself is external fragmentation: slots that are free, but not in one piece. Which lengths to
+reserve is the caller's policy (`Reservation`); sequences and time are not known to the allocator."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ class FirstFitAllocator:
         self.num_blocks = num_blocks
         self.num_free = num_blocks
         self._runs: list[tuple[int, int]] = [(0, num_blocks)]  # (start, length), neither empty nor touching
-        self._sizes: dict[int, int] = {}                       # start of an allocated run -> its length
+        self._sizes: dict[int, int] = {}  # start of an allocated run -> its length
 
     @property
     def largest_run(self) -> int:
@@ -32,10 +31,11 @@ class FirstFitAllocator:
         return sum(length // size for _, length in self._runs) >= count
 
     def allocate(self, size: int) -> int:
-        """The start of a run of exactly `size` blocks: the beginning of the first one that is long enough. MemoryError if none."""
+        """The start of a run of exactly `size` blocks: the beginning of the first one that is long enough. MemoryError
+        if none."""
         for index, (start, length) in enumerate(self._runs):
             if length >= size:
-                self._runs[index:index + 1] = [(start + size, length - size)] if length > size else []
+                self._runs[index : index + 1] = [(start + size, length - size)] if length > size else []
                 self._sizes[start] = size
                 self.num_free -= size
                 return start
@@ -49,14 +49,21 @@ class FirstFitAllocator:
         index = self._runs.index((start, size))
         for left in (index, index - 1):  # first with the right neighbour, then with the left one
             if 0 <= left < len(self._runs) - 1 and sum(self._runs[left]) == self._runs[left + 1][0]:
-                self._runs[left:left + 2] = [(self._runs[left][0], self._runs[left][1] + self._runs[left + 1][1])]
+                self._runs[left : left + 2] = [(self._runs[left][0], self._runs[left][1] + self._runs[left + 1][1])]
 
 
 class FirstFitKVCacheManager(ContiguousKVCacheManager):
     """A run of prompt + reservation slots per sequence; with `round_up` its length is the next power of two."""
 
-    def __init__(self, num_blocks: int, block_size: int = 1, *, reservation: Reservation, max_model_len: int,
-                 round_up: bool = False) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int = 1,
+        *,
+        reservation: Reservation,
+        max_model_len: int,
+        round_up: bool = False,
+    ) -> None:
         super().__init__(num_blocks, block_size, reservation=reservation, max_model_len=max_model_len)
         self.round_up = round_up
         self.buddy = FirstFitAllocator(num_blocks)  # the same questions, another answer

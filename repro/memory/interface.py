@@ -19,9 +19,9 @@ from repro.sequence import Sequence, SequenceGroup
 
 
 class OpKind(enum.Enum):
-    COPY = "copy"          # GPU block to GPU block
+    COPY = "copy"  # GPU block to GPU block
     SWAP_OUT = "swap_out"  # GPU block to CPU block
-    SWAP_IN = "swap_in"    # CPU block to GPU block
+    SWAP_IN = "swap_in"  # CPU block to GPU block
 
 
 class CacheOp(NamedTuple):
@@ -62,7 +62,8 @@ class MemoryUsage:
 
 
 class KVCacheManager(ABC):
-    """Interface between scheduler and memory. `num_tokens` is always the stored length of each sequence of the group."""
+    """Interface between scheduler and memory. `num_tokens` is always the stored length of each sequence of the
+    group."""
 
     #: whether sequences ask for slots as they grow (paged), or hold all they will ever get (contiguous)
     grows: bool
@@ -72,8 +73,9 @@ class KVCacheManager(ABC):
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = check_block_size(block_size)
         if num_blocks < 1:
-            raise UserError(f"a pool of {num_blocks} blocks of {block_size} slots cannot hold a request; give it at "
-                            f"least 1 block")
+            raise UserError(
+                f"a pool of {num_blocks} blocks of {block_size} slots cannot hold a request; give it at least 1 block"
+            )
         self.num_blocks = num_blocks
 
     @abstractmethod
@@ -118,9 +120,8 @@ class KVCacheManager(ABC):
     def fork(self, group: SequenceGroup, parents: list[int], num_tokens: int) -> list[CacheOp]:
         """After a beam step, let sequence i continue the contents of sequence `parents[i]` (both counted before).
 
-        A parent that survives must keep its place: parents[p] == p for every p in parents. The copies returned belong to
-        the next iteration, since this one has run already.
-        """
+        A parent that survives must keep its place: parents[p] == p for every p in parents. The copies returned belong
+        to the next iteration, since this one has run already."""
 
     def free(self, group: SequenceGroup) -> None:
         """Take back everything that the group's sequences hold on the GPU."""

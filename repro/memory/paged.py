@@ -40,13 +40,16 @@ class PagedKVCacheManager(KVCacheManager):
     # Shared prefixes (§4.4)
 
     def store_prefix(self, prefix_id: str, num_tokens: int) -> int:
-        """Keep a prefix of `num_tokens` for all requests that name it. Returns the tokens that are shared: whole blocks."""
+        """Keep a prefix of `num_tokens` for all requests that name it. Returns the tokens that are shared: whole
+        blocks."""
         if prefix_id in self._prefixes:
             raise UserError(f"prefix {prefix_id!r} is stored already")
         count = num_tokens // self.block_size
         if count >= self.num_blocks or count > self.gpu.num_free:
-            raise UserError(f"prefix {prefix_id!r} takes {count} blocks; {self.gpu.num_free} of the pool's {self.num_blocks} "
-                            f"are free, and some must be left for requests")
+            raise UserError(
+                f"prefix {prefix_id!r} takes {count} blocks; {self.gpu.num_free} of the pool's {self.num_blocks} "
+                f"are free, and some must be left for requests"
+            )
         self._prefixes[prefix_id] = self.gpu.allocate_many(count)
         return count * self.block_size
 
@@ -184,9 +187,11 @@ class PagedKVCacheManager(KVCacheManager):
     def swap_in(self, group: SequenceGroup) -> list[CacheOp]:
         return self._move(group, self.cpu, self.gpu, OpKind.SWAP_IN)
 
-    def _move(self, group: SequenceGroup, source: BlockAllocator, target: BlockAllocator, kind: OpKind) -> list[CacheOp]:
-        # A stored prefix stays where it is: taking it along would free nothing, and two copies of it may be more than the
-        # pool can hold when the group wants to come back.
+    def _move(
+        self, group: SequenceGroup, source: BlockAllocator, target: BlockAllocator, kind: OpKind
+    ) -> list[CacheOp]:
+        # A stored prefix stays where it is: taking it along would free nothing, and two copies of it may be more than
+        # the pool can hold when the group wants to come back.
         counts = self._movable_blocks(group)
         moved = dict(zip(counts, target.allocate_many(len(counts))))
         for block, holders in counts.items():
@@ -221,6 +226,13 @@ class PagedKVCacheManager(KVCacheManager):
             tokens += (distinct - last) * size + last * used
             reserved += last * later
             internal += last * (size - used - later)
-        return MemoryUsage(total=self.num_blocks * size, token_states=tokens, reserved=reserved, internal=internal,
-                           rounding=0, free=self.gpu.num_free * size, logical_blocks=logical,
-                           physical_blocks=self.num_blocks - self.gpu.num_free)
+        return MemoryUsage(
+            total=self.num_blocks * size,
+            token_states=tokens,
+            reserved=reserved,
+            internal=internal,
+            rounding=0,
+            free=self.gpu.num_free * size,
+            logical_blocks=logical,
+            physical_blocks=self.num_blocks - self.gpu.num_free,
+        )

@@ -1,12 +1,13 @@
 """From request-level batching to vLLM, one mechanism at a time: how much each adds to the rate that is served.
 
-The paper's baselines differ from vLLM in several things at once. Here each rung changes one, in the same engine, with the same cost model
-and the same caps of an iteration:
+The paper's baselines differ from vLLM in several things at once. Here each rung changes one, in the same engine, with
+the same cost model and the same caps of an iteration:
 
     request batching     a batch runs until all have finished; every sequence reserves the model's maximum length
     iteration batching   requests join and leave between iterations (Orca (Max))
     exact reservation    each sequence reserves its true length, which no real system knows (Orca (Oracle))
-    paging               blocks on demand; requests that no longer fit are recomputed; every sequence has blocks of its own
+    paging               blocks on demand; requests that no longer fit are recomputed; every sequence has blocks of its
+    own
     sharing              sequences of a request share blocks, and copy on write
     swapping             what no longer fits is swapped to the CPU instead of being recomputed
 
@@ -37,8 +38,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CAPTION = {
-    "ablation_ladder": "One mechanism at a time: the request rate at 0.5 s/token (OPT-13B), from request-level batching with maximum "
-                       "reservation up to vLLM. The number over a step is the factor that it adds to the rung before.",
+    "ablation_ladder": "One mechanism at a time: the request rate at 0.5 s/token (OPT-13B), from request-level "
+    "batching with maximum "
+    "reservation up to vLLM. The number over a step is the factor that it adds to the rung before."
 }
 LEVEL = 0.5  # s/token
 
@@ -64,8 +66,12 @@ class UnsharedPagedKVCacheManager(PagedKVCacheManager):
         return [op for index in range(1, len(group.seqs)) for op in self._copy(group, 0, index, count)]
 
     def fork(self, group: SequenceGroup, parents: list[int], num_tokens: int) -> list[CacheOp]:
-        return [op for child, parent in enumerate(parents) if child != parent
-                for op in self._copy(group, parent, child, self.cdiv(num_tokens))]
+        return [
+            op
+            for child, parent in enumerate(parents)
+            if child != parent
+            for op in self._copy(group, parent, child, self.cdiv(num_tokens))
+        ]
 
     def _copy(self, group: SequenceGroup, source: int, target: int, count: int) -> list[CacheOp]:
         pairs = zip(self.block_table(group.seqs[source])[:count], self.block_table(group.seqs[target])[:count])
@@ -108,8 +114,10 @@ class Params:
         for setting in self.settings:
             parts = setting.split("/")
             if len(parts) != 3 or parts[0] not in WORKLOADS or parts[1] not in METHODS or not parts[2].isdecimal():
-                raise UserError(f"setting {setting!r} must be workload/method/sequences, such as sharegpt/parallel/4; workloads: "
-                                f"{', '.join(WORKLOADS)}; methods: {', '.join(METHODS)}")
+                raise UserError(
+                    f"setting {setting!r} must be workload/method/sequences, such as sharegpt/parallel/4; workloads: "
+                    f"{', '.join(WORKLOADS)}; methods: {', '.join(METHODS)}"
+                )
             if _sampling(setting).use_beam_search:
                 recording(KINDS[parts[0]]).parents(0, int(parts[2]), 0)
         for name in ("max_seconds", "beam_seconds", "precision"):
@@ -127,14 +135,28 @@ def points(params: Params) -> list[Point]:
     for setting in params.settings:
         beam = _sampling(setting).use_beam_search
         seconds = min(params.max_seconds, params.beam_seconds) if beam else params.max_seconds
-        result += [Point(sustained, {"setting": setting, "system": rung, "duration_s": seconds, "seed": seed,
-                                     "precision": params.precision, "lengths": params.lengths},
-                         weight=(index + 1) * seconds * (10 if setting.startswith("alpaca") else 1) * (5 if beam else 1))
-                   for index, rung in enumerate(rungs()) for seed in params.seeds]
+        result += [
+            Point(
+                sustained,
+                {
+                    "setting": setting,
+                    "system": rung,
+                    "duration_s": seconds,
+                    "seed": seed,
+                    "precision": params.precision,
+                    "lengths": params.lengths,
+                },
+                weight=(index + 1) * seconds * (10 if setting.startswith("alpaca") else 1) * (5 if beam else 1),
+            )
+            for index, rung in enumerate(rungs())
+            for seed in params.seeds
+        ]
     return result
 
 
-def sustained(setting: str, system: System, duration_s: float, seed: int, precision: float, lengths: str | None) -> dict[str, Any]:
+def sustained(
+    setting: str, system: System, duration_s: float, seed: int, precision: float, lengths: str | None
+) -> dict[str, Any]:
     """The rate (req/s) at which one rung reaches 0.5 s/token."""
     workload = setting.split("/")[0]
     sampling, deployment = _sampling(setting), deployment_of("opt-13b")
@@ -148,15 +170,24 @@ def sustained(setting: str, system: System, duration_s: float, seed: int, precis
     # Rungs lie far apart: a short trace says where to look.
     nearby = crossing(lambda rate: latency(rate, min(duration_s, 300.0)), 1.0, LEVEL, 0.25)
     rate = crossing(lambda rate: latency(rate, duration_s), nearby, LEVEL, precision)
-    return {"setting": setting, "system": system.name, "seed": seed, "evidence": "modelled", "device": costs.name,
-            "trace_hash": None, "crossing_rate": rate}
+    return {
+        "setting": setting,
+        "system": system.name,
+        "seed": seed,
+        "evidence": "modelled",
+        "device": costs.name,
+        "trace_hash": None,
+        "crossing_rate": rate,
+    }
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
     from repro import plotting
 
     with plotting.house():
-        figure, axes = plotting.panels([_title(setting) for setting in params.settings], columns=2, width=4.6, height=3.0)
+        figure, axes = plotting.panels(
+            [_title(setting) for setting in params.settings], columns=2, width=4.6, height=3.0
+        )
         for axis, setting in zip(axes, params.settings):
             _draw_ladder(axis, rows[rows["setting"] == setting])
         plotting.footer(figure, rows, note="Logarithmic: equal heights are equal factors")
@@ -171,12 +202,29 @@ def _draw_ladder(axis: Axes, rows: pd.DataFrame) -> None:
         color = "#888888" if place == 0 else "#0072B2" if rate >= before else "#D55E00"
         axis.bar(place, rate - before, 0.7, bottom=before, color=color, alpha=0.75)
         if high[name] > low[name]:
-            axis.errorbar(place, rate, [[rate - low[name]], [high[name] - rate]], color="black", linewidth=1, capsize=2.5)
+            axis.errorbar(
+                place, rate, [[rate - low[name]], [high[name] - rate]], color="black", linewidth=1, capsize=2.5
+            )
         if place:
             axis.plot([place - 1.35, place + 0.35], [before, before], color="#555555", linewidth=0.8)
-            axis.annotate(f"x{rate / before:.2f}", (place, max(rate, before)), (0, 3), textcoords="offset points", ha="center", fontsize=8)
-        axis.annotate(f"{rate:.2f}", (place, min(rate, before)), (0, -3), textcoords="offset points", ha="center", va="top", fontsize=8,
-                      color="#555555")
+            axis.annotate(
+                f"x{rate / before:.2f}",
+                (place, max(rate, before)),
+                (0, 3),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8,
+            )
+        axis.annotate(
+            f"{rate:.2f}",
+            (place, min(rate, before)),
+            (0, -3),
+            textcoords="offset points",
+            ha="center",
+            va="top",
+            fontsize=8,
+            color="#555555",
+        )
     axis.set_yscale("log")
     axis.set_ylim(mean.min() / 3, mean.max() * 1.6)
     axis.set_xticks(range(len(mean)), [name.replace(" ", "\n") for name in mean.index], fontsize=7.5)

@@ -51,9 +51,7 @@ def _memory(rows: pd.DataFrame) -> list[Item]:
 
     outside = {name: pieces["external & others"] for name, pieces in drawn.items()}
     shared = rows[rows["saving"].notna()].iloc[0]
-    blocks = (
-        shared["saving"] * shared["width"] / (shared["width"] - 1)
-    )  # n sequences that share s save (n - 1) s
+    blocks = shared["saving"] * shared["width"] / (shared["width"] - 1)  # n sequences that share s save (n - 1) s
     small, large = (DEPLOYMENTS[name].model for name in MODELS[:2])
     printed = paper.figure("table1")
     kv, kv_66b = printed["opt-13b"]["kv_gb"], printed["opt-66b"]["kv_gb"]
@@ -128,15 +126,9 @@ def _serving(rows: pd.DataFrame) -> list[Item]:
         )
     )
     anywhere = [
-        ratio
-        for panel in panels
-        for level in LEVELS
-        if (ratio := ratio_drawn("fig12", panel, "orca-max", level))
+        ratio for panel in panels for level in LEVELS if (ratio := ratio_drawn("fig12", panel, "orca-max", level))
     ]
-    chat = [
-        ratio_drawn("fig17", "opt-13b/chatbot", name, LEVEL)
-        for name in ("orca-max", "orca-pow2", "orca-oracle")
-    ]
+    chat = [ratio_drawn("fig17", "opt-13b/chatbot", name, LEVEL) for name in ("orca-max", "orca-pow2", "orca-oracle")]
     at_2, at_30 = dict(paper.points("fig19b", "recompute"))[16], dict(paper.points("fig18b", "alpaca"))[16]
     end_rate, end_latency = paper.line("fig12", "opt-13b/alpaca", "vllm")[-1]
     return [
@@ -184,11 +176,7 @@ def _batched(rows: pd.DataFrame, part: str) -> Item:
     panel, rate, printed = BATCHED[part]
     curve = rows[rows["part"] == part].sort_values("rate")
     rates, batch = curve["rate"].to_numpy(), curve["batched_requests"].to_numpy()
-    reached = (
-        f"at {np.interp(printed, batch, rates):.1f} req/s"
-        if batch[0] <= printed <= batch[-1]
-        else "elsewhere"
-    )
+    reached = f"at {np.interp(printed, batch, rates):.1f} req/s" if batch[0] <= printed <= batch[-1] else "elsewhere"
     return Item(
         f"Fig. 13{part[-1]} and 12{'a' if 'sharegpt' in panel else 'd'}: vLLM's batch",
         f"{printed:g} requests on average at {rate:g} req/s",
@@ -222,8 +210,7 @@ def _preemption(rows: pd.DataFrame) -> list[Item]:
         Item(
             "§4.5: swap space bounded by the GPU's memory",
             "as a rule: never more blocks out than the pool has",
-            "where the swap space is no larger than the pool (the authors' 20 GiB is larger than "
-            "OPT-13B's 12)",
+            "where the swap space is no larger than the pool (the authors' 20 GiB is larger than OPT-13B's 12)",
             f"{peaks.iloc[-1]:.0f} blocks out of a pool of {pool:.0f}; {peaks.iloc[0]:.0f} with room "
             f"for {pool:.0f}; "
             f"{served['swapped'].max():.0f} of {served['num_blocks'].iloc[0]:.0f} serving ShareGPT",
@@ -278,9 +265,7 @@ def swap_shares(rows: pd.DataFrame) -> list[float]:
 def swap_shares_drawn() -> list[float]:
     return [
         100 * again / swap
-        for (_, again), (_, swap) in zip(
-            paper.points("fig19a", "recompute"), paper.points("fig19a", "swap-in+out")
-        )
+        for (_, again), (_, swap) in zip(paper.points("fig19a", "recompute"), paper.points("fig19a", "swap-in+out"))
     ]
 
 
@@ -291,12 +276,10 @@ def draw_table(rows: pd.DataFrame) -> Figure:
     items = [Item("where", "one reading", "another reading", "ours", "evidence"), *readings(rows)]
     # Letters that fit into a column; the first one is bold and wider.
     most = [
-        int(share * width * 72 / (size * (0.65 if column == 0 else 0.53))) - 2
-        for column, share in enumerate(_SHARES)
+        int(share * width * 72 / (size * (0.65 if column == 0 else 0.53))) - 2 for column, share in enumerate(_SHARES)
     ]
     cells = [
-        [textwrap.wrap(text.replace(" %", "\u00a0%"), letters) for text, letters in zip(item, most)]
-        for item in items
+        [textwrap.wrap(text.replace(" %", "\u00a0%"), letters) for text, letters in zip(item, most)] for item in items
     ]
     heights = [line * max(map(len, row)) + 0.1 for row in cells]
     figure = plotting.Figure(figsize=(width, sum(heights) + 0.35), layout="constrained")

@@ -9,15 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from repro import paper
-from repro.studies.both_readings import (
-    BATCHED,
-    LEVEL,
-    LEVELS,
-    MODELS,
-    ratio_drawn,
-    swap_shares,
-    swap_shares_drawn,
-)
+from repro.studies.both_readings import BATCHED, LEVEL, LEVELS, MODELS, ratio_drawn, swap_shares, swap_shares_drawn
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -104,14 +96,10 @@ def _draw_batched(axis: Axes, rows: pd.DataFrame) -> None:
 
 
 def _draw_ratios(axis: Axes, rows: pd.DataFrame) -> None:
-    basic = rows[rows["panel"].notna() & rows["crossing_rate"].notna()].set_index(["panel", "system"])[
-        "crossing_rate"
-    ]
+    basic = rows[rows["panel"].notna() & rows["crossing_rate"].notna()].set_index(["panel", "system"])["crossing_rate"]
     for model in MODELS:
         panel = f"{model}/sharegpt"
-        found = [
-            (level, ratio) for level in LEVELS if (ratio := ratio_drawn("fig12", panel, "orca-max", level))
-        ]
+        found = [(level, ratio) for level in LEVELS if (ratio := ratio_drawn("fig12", panel, "orca-max", level))]
         axis.plot(*zip(*found), color=_COLORS[model], linestyle=(0, (1, 1.6)), linewidth=1.4)
         axis.plot(
             LEVEL,
@@ -129,13 +117,7 @@ def _draw_ratios(axis: Axes, rows: pd.DataFrame) -> None:
 
 def _draw_same_latency(axis: Axes, rows: pd.DataFrame) -> None:
     curve = [point for point in paper.points("fig12", "opt-13b/sharegpt", "vllm") if point[0] >= 1.5]
-    axis.plot(
-        *zip(*paper.line("fig12", "opt-13b/sharegpt", "vllm")),
-        "o",
-        color="#0072B2",
-        label="Fig. 12a",
-        **_DOTTED,
-    )
+    axis.plot(*zip(*paper.line("fig12", "opt-13b/sharegpt", "vllm")), "o", color="#0072B2", label="Fig. 12a", **_DOTTED)
     axis.plot(
         2.01,
         dict(paper.points("fig19b", "recompute"))[16],

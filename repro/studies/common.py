@@ -52,15 +52,24 @@ def check_serving(model: str, profile: str, block_size: int, kv_slots: int | Non
     longest = deployment.model.max_model_len
     # 1 % of the blocks is vLLM's watermark, which admission keeps free.
     if 0.99 * deployment.num_blocks(block_size) * block_size < longest:
-        raise UserError(f"kv_slots = {deployment.kv_slots} cannot hold one request of {longest} tokens, the most that {model} takes "
-                        f"(1 % of the pool is kept free); use at least {math.ceil(longest / 0.99) + block_size}")
+        raise UserError(
+            f"kv_slots = {deployment.kv_slots} cannot hold one request of {longest} tokens, the most that {model} "
+            "takes "
+            f"(1 % of the pool is kept free); use at least {math.ceil(longest / 0.99) + block_size}"
+        )
     cost_model(profile, deployment, block_size)
 
 
 def costs_of_samples(workload: str, beam_search: bool = False) -> CostModel:
-    """OPT-13B's cost model where requests have several sequences (§6.3): with what the profile says of requests and of beams."""
-    return cost_model("a100-2023", deployment_of("opt-13b"), anchor=f"opt-13b/{workload}",
-                      per_request_ms=a100_2023()["per_request_ms"], beam_search=beam_search)
+    """OPT-13B's cost model where requests have several sequences (§6.3): with what the profile says of requests and of
+    beams."""
+    return cost_model(
+        "a100-2023",
+        deployment_of("opt-13b"),
+        anchor=f"opt-13b/{workload}",
+        per_request_ms=a100_2023()["per_request_ms"],
+        beam_search=beam_search,
+    )
 
 
 def trace_of(workload: str, rate: float, duration_s: float, seed: int, lengths: str | None) -> Trace:

@@ -1,10 +1,9 @@
 """What an iteration is charged, and where each coefficient comes from: the calibration behind every modelled figure.
 
-Fig. 1's throughput curve gives the time of a decode iteration; it cannot say how its slope divides between sequences and
-context, so three divisions are kept. A prompt costs what its arithmetic takes beyond the pass over the weights, at an
-assumed share of the matrix rate. Each panel of Fig. 12 adds one anchor. The datasheets of four GPUs show what a roofline would
-promise instead.
-"""
+Fig. 1's throughput curve gives the time of a decode iteration; it cannot say how its slope divides between sequences
+and context, so three divisions are kept. A prompt costs what its arithmetic takes beyond the pass over the weights, at
+an assumed share of the matrix rate. Each panel of Fig. 12 adds one anchor. The datasheets of four GPUs show what a
+roofline would promise instead."""
 
 from __future__ import annotations
 
@@ -28,9 +27,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CAPTION = {
-    "cost_model": "The cost model. Left: a decode iteration of OPT-13B against the batch; Fig. 1's points (hollow) calibrate the "
-                  "line, datasheets alone promise much less time. Middle: what a prompt adds to an iteration; the band is the "
-                  "assumed matrix efficiency. Right: the anchor of each panel of Fig. 12, for three ways to divide Fig. 1's slope.",
+    "cost_model": "The cost model. Left: a decode iteration of OPT-13B against the batch; Fig. 1's points (hollow) "
+    "calibrate the "
+    "line, datasheets alone promise much less time. Middle: what a prompt adds to an iteration; the band is the "
+    "assumed matrix efficiency. Right: the anchor of each panel of Fig. 12, for three ways to divide Fig. 1's slope."
 }
 BATCHES = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 64, 96, 128)
 SHORT_CONTEXT = 50  # tokens: about what an Alpaca request has on average
@@ -81,12 +81,20 @@ def decode_times(devices: tuple[str, ...], context_tokens: int) -> list[dict[str
     calibrated = {split: cost_model("a100-2023", deployment, split=split) for split in context_splits()}
     models = {"a100-2023": (calibrated["sequence"], context_tokens)}
     # At Fig. 1's own context all splits agree by construction; with short contexts they part.
-    models |= {f"a100-2023, slope: {split}, {SHORT_CONTEXT} tokens": (costs, SHORT_CONTEXT)
-               for split, costs in calibrated.items() if split != "sequence"}
-    models |= {f"datasheet, {name}": (cost_model("datasheet", replace(deployment, device=DEVICES[name])), context_tokens)
-               for name in devices}
-    return [_row("decode", costs, curve=name, batch=batch, milliseconds=1e3 * _seconds(costs, batch, context))
-            for name, (costs, context) in models.items() for batch in BATCHES]
+    models |= {
+        f"a100-2023, slope: {split}, {SHORT_CONTEXT} tokens": (costs, SHORT_CONTEXT)
+        for split, costs in calibrated.items()
+        if split != "sequence"
+    }
+    models |= {
+        f"datasheet, {name}": (cost_model("datasheet", replace(deployment, device=DEVICES[name])), context_tokens)
+        for name in devices
+    }
+    return [
+        _row("decode", costs, curve=name, batch=batch, milliseconds=1e3 * _seconds(costs, batch, context))
+        for name, (costs, context) in models.items()
+        for batch in BATCHES
+    ]
 
 
 def prompt_times(efficiencies: tuple[float, ...]) -> list[dict[str, Any]]:
@@ -95,17 +103,27 @@ def prompt_times(efficiencies: tuple[float, ...]) -> list[dict[str, Any]]:
     for efficiency in efficiencies:
         costs = cost_model("a100-2023", DEPLOYMENTS["opt-13b"], prefill_efficiency=efficiency)
         alone = _seconds(costs, 20) + costs.per_seq_s
-        rows += [_row("prompt", costs, efficiency=efficiency, prompt_tokens=prompt,
-                      milliseconds=1e3 * (_seconds(costs, 20, prompt=prompt) - alone) if prompt else 0.0)
-                 for prompt in PROMPTS]
+        rows += [
+            _row(
+                "prompt",
+                costs,
+                efficiency=efficiency,
+                prompt_tokens=prompt,
+                milliseconds=1e3 * (_seconds(costs, 20, prompt=prompt) - alone) if prompt else 0.0,
+            )
+            for prompt in PROMPTS
+        ]
     return rows
 
 
 def anchors() -> list[dict[str, Any]]:
     """The anchors (ms) as the profile holds them."""
     costs = cost_model("a100-2023", DEPLOYMENTS["opt-13b"])
-    return [_row("anchor", costs, panel=panel, split=split, milliseconds=float(value))
-            for panel, values in a100_2023()["anchors_ms"].items() for split, value in values.items()]
+    return [
+        _row("anchor", costs, panel=panel, split=split, milliseconds=float(value))
+        for panel, values in a100_2023()["anchors_ms"].items()
+        for split, value in values.items()
+    ]
 
 
 def fig1_iteration_ms() -> list[tuple[float, float]]:
@@ -117,12 +135,17 @@ def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
     from repro import plotting
 
     with plotting.house():
-        figure, axes = plotting.panels(["Decode iteration, OPT-13B", "What a prompt adds", "Anchors of Fig. 12's panels"],
-                                       width=4.1, height=3.4)
+        figure, axes = plotting.panels(
+            ["Decode iteration, OPT-13B", "What a prompt adds", "Anchors of Fig. 12's panels"], width=4.1, height=3.4
+        )
         _draw_decode(axes[0], rows[rows["part"] == "decode"], params)
         _draw_prompts(axes[1], rows[rows["part"] == "prompt"])
         _draw_anchors(axes[2], rows[rows["part"] == "anchor"])
-        plotting.footer(figure, rows[rows["part"] != "decode"], note="Hollow: B / throughput at Fig. 1's points, the calibration itself")
+        plotting.footer(
+            figure,
+            rows[rows["part"] != "decode"],
+            note="Hollow: B / throughput at Fig. 1's points, the calibration itself",
+        )
     return {"cost_model": figure}
 
 
@@ -132,7 +155,12 @@ def _draw_decode(axis: Axes, rows: pd.DataFrame, params: Params) -> None:
     for name, group in rows.groupby("curve", sort=False):
         style = (0, (4, 1.5)) if name.startswith("a100-2023") else (0, (1, 1.2))
         axis.plot(group["batch"], group["milliseconds"], color=next(colors), linestyle=style, label=name)
-    axis.set(xlabel=f"sequences ({params.context_tokens} tokens of context each)", ylabel="ms per iteration", ylim=(0, None), xlim=(0, None))
+    axis.set(
+        xlabel=f"sequences ({params.context_tokens} tokens of context each)",
+        ylabel="ms per iteration",
+        ylim=(0, None),
+        xlim=(0, None),
+    )
     axis.legend(fontsize=7, loc="upper left")
 
 
@@ -140,23 +168,46 @@ def _draw_prompts(axis: Axes, rows: pd.DataFrame) -> None:
     spread = rows.groupby("prompt_tokens")["milliseconds"].agg(["min", "max"])
     axis.fill_between(spread.index, spread["min"], spread["max"], color="#0072B2", alpha=0.15, linewidth=0)
     for efficiency, group in rows.groupby("efficiency"):
-        axis.plot(group["prompt_tokens"], group["milliseconds"], color="#0072B2", linestyle=(0, (4, 1.5)),
-                  linewidth=1.8 if efficiency == a100_2023()["prefill_efficiency"] else 0.8)
-        axis.annotate(f"{efficiency:g}", (group["prompt_tokens"].iloc[-1], group["milliseconds"].iloc[-1]), (3, 0),
-                      textcoords="offset points", fontsize=8, va="center")
+        axis.plot(
+            group["prompt_tokens"],
+            group["milliseconds"],
+            color="#0072B2",
+            linestyle=(0, (4, 1.5)),
+            linewidth=1.8 if efficiency == a100_2023()["prefill_efficiency"] else 0.8,
+        )
+        axis.annotate(
+            f"{efficiency:g}",
+            (group["prompt_tokens"].iloc[-1], group["milliseconds"].iloc[-1]),
+            (3, 0),
+            textcoords="offset points",
+            fontsize=8,
+            va="center",
+        )
     axis.annotate("share of\n312 TFLOP/s", (1.0, 1.0), xycoords="axes fraction", fontsize=7.5, ha="right", va="top")
     axis.set(xlabel="prompt tokens in the iteration", ylabel="ms added", ylim=(0, None), xlim=(0, 2250))
 
 
 def _draw_anchors(axis: Axes, rows: pd.DataFrame) -> None:
     panels = list(dict.fromkeys(rows["panel"]))
-    for (split, group), marker, color in zip(rows.groupby("split", sort=False), "osD", ("#0072B2", "#56B4E9", "#004466")):
+    for (split, group), marker, color in zip(
+        rows.groupby("split", sort=False), "osD", ("#0072B2", "#56B4E9", "#004466")
+    ):
         places = [panels.index(panel) for panel in group["panel"]]
         axis.plot(group["milliseconds"], places, marker, color=color, label=f"slope: {split}", markersize=6)
         if split == context_splits()[0]:
             for value, place in zip(group["milliseconds"], places):
-                axis.annotate(f"{value:+.2f}", (value, place), (0, 7), textcoords="offset points", ha="center", fontsize=8, color=color)
-    axis.set_yticks(range(len(panels)), [panel.replace("opt-", "OPT-").replace("b/", "B\n") for panel in panels], fontsize=8)
+                axis.annotate(
+                    f"{value:+.2f}",
+                    (value, place),
+                    (0, 7),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=8,
+                    color=color,
+                )
+    axis.set_yticks(
+        range(len(panels)), [panel.replace("opt-", "OPT-").replace("b/", "B\n") for panel in panels], fontsize=8
+    )
     axis.invert_yaxis()
     axis.axvline(0, color="#888888", linewidth=0.8)
     axis.set_xlabel("ms added to every iteration")
@@ -165,6 +216,12 @@ def _draw_anchors(axis: Axes, rows: pd.DataFrame) -> None:
 
 def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
     decode = a100_2023()["decode"]
-    return [Judgement("fig1-throughput", f"{decode['fixed_ms']} ms + {decode['per_seq_ms']} ms x batch", "modelled",
-                      note="A straight line through the drawn points as time of an iteration; the model's only source of speed, "
-                           "with one anchor for each panel of Fig. 12.")]
+    return [
+        Judgement(
+            "fig1-throughput",
+            f"{decode['fixed_ms']} ms + {decode['per_seq_ms']} ms x batch",
+            "modelled",
+            note="A straight line through the drawn points as time of an iteration; the model's only source of speed, "
+            "with one anchor for each panel of Fig. 12.",
+        )
+    ]

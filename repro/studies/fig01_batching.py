@@ -1,12 +1,12 @@
-"""Fig. 1 (right): memory and throughput against the batch, for a system that reserves 2048 slots a request and for vLLM.
+"""Fig. 1 (right): memory and throughput against the batch, for a system that reserves 2048 slots a request and for
+vLLM.
 
 Every point is a run of its own: so many requests at most, a queue that never empties, and the real scheduler and memory
-manager; memory is what the manager holds, averaged over time. Where it does not grow any more, memory is full. Time comes
-from the cost model, which this very figure calibrates: the throughput is no test of it.
+manager; memory is what the manager holds, averaged over time. Where it does not grow any more, memory is full. Time
+comes from the cost model, which this very figure calibrates: the throughput is no test of it.
 
-The figure's GB of K/V are GiB, as everywhere in the paper (1.6 GB a request of 2048 tokens in §3, 12 GB for 15.7K slots in
-Table 1), on top of 26 GB of weights. Its lines end at 39 of the GPU's 40 GB, 13 of them K/V; Table 1 has 12.
-"""
+The figure's GB of K/V are GiB, as everywhere in the paper (1.6 GB a request of 2048 tokens in §3, 12 GB for 15.7K slots
+in Table 1), on top of 26 GB of weights. Its lines end at 39 of the GPU's 40 GB, 13 of them K/V; Table 1 has 12."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CAPTION = {
-    "fig01_batching": "Fig. 1 (right): memory (weights and K/V) and throughput of OPT-13B against the batched requests, for a "
-                      "system that reserves 2048 slots a request (Orca (Max)) and for vLLM; hollow, the paper's lines. The "
-                      "crosses are where memory is full with 12, 13 and 14 GB of K/V. Throughput calibrated the model.",
+    "fig01_batching": "Fig. 1 (right): memory (weights and K/V) and throughput of OPT-13B against the batched "
+    "requests, for a "
+    "system that reserves 2048 slots a request (Orca (Max)) and for vLLM; hollow, the paper's lines. The "
+    "crosses are where memory is full with 12, 13 and 14 GB of K/V. Throughput calibrated the model."
 }
 MODEL = "opt-13b"
 #: "existing systems" keep room for the model's longest request, which is what Orca (Max) does
@@ -43,8 +44,8 @@ EXISTING, SYSTEMS = "orca-max", ("orca-max", "vllm")
 
 @dataclass(frozen=True)
 class Params:
-    """`limits`: the most requests that may run. `kv_gb` (GiB): pools; the first one is the figure's, the others say how many
-    requests they hold. `rate` (req/s) keeps the queue full."""
+    """`limits`: the most requests that may run. `kv_gb` (GiB): pools; the first one is the figure's, the others say how
+    many requests they hold. `rate` (req/s) keeps the queue full."""
 
     limits: tuple[int, ...] = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 36, 40, 64)
     kv_gb: tuple[float, ...] = (13.0, 12.0, 14.0)
@@ -73,9 +74,23 @@ def _slots(kv_gb: float) -> int:
 def points(params: Params) -> list[Point]:
     most = max(params.limits)
     runs = [(params.kv_gb[0], limit) for limit in params.limits] + [(gb, most) for gb in params.kv_gb[1:]]
-    return [Point(batch_at, {"system_name": name, "kv_gb": gb, "limit": limit, "rate": params.rate,
-                             "duration_s": params.duration_s, "seed": seed, "lengths": params.lengths})
-            for name in SYSTEMS for gb, limit in runs for seed in params.seeds]
+    return [
+        Point(
+            batch_at,
+            {
+                "system_name": name,
+                "kv_gb": gb,
+                "limit": limit,
+                "rate": params.rate,
+                "duration_s": params.duration_s,
+                "seed": seed,
+                "lengths": params.lengths,
+            },
+        )
+        for name in SYSTEMS
+        for gb, limit in runs
+        for seed in params.seeds
+    ]
 
 
 class _TokenRate(Observer):
@@ -91,9 +106,11 @@ class _TokenRate(Observer):
             self.seconds += engine.clock.now - start_s
 
 
-def batch_at(system_name: str, kv_gb: float, limit: int, rate: float, duration_s: float, seed: int,
-             lengths: str | None) -> dict[str, Any]:
-    """A saturated run of at most `limit` requests in `kv_gb` GiB: mean batch, memory (GB, weights included) and tokens/s.
+def batch_at(
+    system_name: str, kv_gb: float, limit: int, rate: float, duration_s: float, seed: int, lengths: str | None
+) -> dict[str, Any]:
+    """A saturated run of at most `limit` requests in `kv_gb` GiB: mean batch, memory (GB, weights included) and
+    tokens/s.
 
     The first third of the time, in which the batch fills up with requests that are all young, does not count.
     """
@@ -102,11 +119,27 @@ def batch_at(system_name: str, kv_gb: float, limit: int, rate: float, duration_s
     costs = cost_model("a100-2023", deployment)  # Fig. 1 as it is: no anchor
     window = (duration_s / 3, duration_s)
     batch, usage, tokens = BatchAverage(*window), UsageSamples(*window), _TokenRate(*window)
-    serve(system(system_name).with_scheduler(max_num_seqs=limit), deployment, trace, costs, observers=(batch, usage, tokens))
+    serve(
+        system(system_name).with_scheduler(max_num_seqs=limit),
+        deployment,
+        trace,
+        costs,
+        observers=(batch, usage, tokens),
+    )
     held = (1 - usage.mean("free")) * usage.samples[0].total * deployment.model.kv_bytes_per_token / GIB
-    return {"system": system_name, "kv_gb": kv_gb, "limit": limit, "rate": rate, "seed": seed, "evidence": "replayed",
-            "device": costs.name, "trace_hash": trace.hash, "batch": batch.mean,
-            "memory_gb": paper.figure("table1")[MODEL]["weights_gb"] + held, "tokens_per_s": tokens.tokens / tokens.seconds}
+    return {
+        "system": system_name,
+        "kv_gb": kv_gb,
+        "limit": limit,
+        "rate": rate,
+        "seed": seed,
+        "evidence": "replayed",
+        "device": costs.name,
+        "trace_hash": trace.hash,
+        "batch": batch.mean,
+        "memory_gb": paper.figure("table1")[MODEL]["weights_gb"] + held,
+        "tokens_per_s": tokens.tokens / tokens.seconds,
+    }
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
@@ -132,13 +165,17 @@ def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
         for axis in axes:
             axis.set(xlabel="batched requests", xlim=(0, 43))
         plotting.legend(figure, pd.concat([grid, timed]), with_paper=True)
-        plotting.footer(figure, grid, with_paper=True, note="Memory is replayed; time is modelled, "
-                        "calibrated on the right panel's points themselves")
+        plotting.footer(
+            figure,
+            grid,
+            with_paper=True,
+            note="Memory is replayed; time is modelled, calibrated on the right panel's points themselves",
+        )
     return {"fig01_batching": figure}
 
 
 def _mark_full(axis: Axes, full: pd.DataFrame, plotting: Any) -> None:
-    for (name, kv_gb), group in full.groupby(["system", "kv_gb"]):
+    for (name, _kv_gb), group in full.groupby(["system", "kv_gb"]):
         x, y = group["batch"].mean(), group["memory_gb"].mean()
         axis.plot(x, y, "x", color=plotting.styles([name])[name].color, markersize=8, markeredgewidth=1.6, zorder=5)
         axis.annotate(f"{x:.1f}", (x, y), (6, -10), textcoords="offset points", fontsize=8)
@@ -149,8 +186,16 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
         return []  # other pools than the paper's say nothing about its claim
     full = rows[rows["limit"] == max(params.limits)].groupby(["kv_gb", "system"])["batch"].mean().unstack()
     keys = {"existing": EXISTING, "vllm": "vllm"}
-    others = ", ".join(f"{kv_gb:g} GB of K/V hold {row[EXISTING]:.1f} and {row['vllm']:.1f}" for kv_gb, row in full.iterrows())
-    return [Judgement("fig1-batch-at-40gb", {key: full[name][params.kv_gb[0]] for key, name in keys.items()}, "replayed",
-                      {key: [full[name].min(), full[name].max()] for key, name in keys.items()},
-                      note=f"With the 13 GB of K/V at which the figure's lines end. The interval spans what a full GPU may "
-                           f"mean: {others} (12 GB are Table 1's, 14 leave nothing of the 40 for anything else).")]
+    others = ", ".join(
+        f"{kv_gb:g} GB of K/V hold {row[EXISTING]:.1f} and {row['vllm']:.1f}" for kv_gb, row in full.iterrows()
+    )
+    return [
+        Judgement(
+            "fig1-batch-at-40gb",
+            {key: full[name][params.kv_gb[0]] for key, name in keys.items()},
+            "replayed",
+            {key: [full[name].min(), full[name].max()] for key, name in keys.items()},
+            note=f"With the 13 GB of K/V at which the figure's lines end. The interval spans what a full GPU may "
+            f"mean: {others} (12 GB are Table 1's, 14 leave nothing of the 40 for anything else).",
+        )
+    ]

@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 
 CAPTION = {
     "fig01_memory": "Table 1 and the left of Fig. 1: how the GPUs' memory splits into weights and KV cache for the "
-                    "paper's three models, recomputed from the architectures beside the printed digits.",
+    "paper's three models, recomputed from the architectures beside the printed digits.",
     "fig03_contiguous": "Fig. 3: two requests in contiguous chunks of 2048 and 512 slots, and what stays empty, read "
-                        "off the contiguous memory manager.",
+    "off the contiguous memory manager.",
 }
 #: Fig. 3's two requests: (name, prompt, words generated so far, words still to come); word = token, as in the figure.
-REQUESTS = (("A", "Four score and seven years ago our", "fathers", "brought forth"),
-            ("B", "You only live", "once", "<eos>"))
+REQUESTS = (
+    ("A", "Four score and seven years ago our", "fathers", "brought forth"),
+    ("B", "You only live", "once", "<eos>"),
+)
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,10 @@ class Params:
         for (name, prompt, now, later), slots in zip(REQUESTS, self.chunk_slots):
             words = len(f"{prompt} {now} {later}".split())
             if slots < words or slots & (slots - 1):
-                raise UserError(f"chunk_slots = {list(self.chunk_slots)}: request {name} needs a power of two of at "
-                                f"least {words} slots")
+                raise UserError(
+                    f"chunk_slots = {list(self.chunk_slots)}: request {name} needs a power of two of at "
+                    f"least {words} slots"
+                )
 
 
 def points(params: Params) -> list[Point]:
@@ -74,9 +78,17 @@ def table1(deployment: str) -> dict[str, Any]:
     """
     config, printed = DEPLOYMENTS[deployment], paper.figure("table1")[deployment]
     per_token = config.model.kv_bytes_per_token
-    return _row("table1", deployment=deployment, parameters=config.model.num_parameters, kv_bytes_per_token=per_token,
-                weights_gb=config.model.weight_bytes / GB, kv_gib=printed["kv_gb"], gpu_gb=printed["gpu_gb"],
-                slots_of_printed_memory=printed["kv_gb"] * GIB // per_token, slots_in_runs=config.kv_slots)
+    return _row(
+        "table1",
+        deployment=deployment,
+        parameters=config.model.num_parameters,
+        kv_bytes_per_token=per_token,
+        weights_gb=config.model.weight_bytes / GB,
+        kv_gib=printed["kv_gb"],
+        gpu_gb=printed["gpu_gb"],
+        slots_of_printed_memory=printed["kv_gb"] * GIB // per_token,
+        slots_in_runs=config.kv_slots,
+    )
 
 
 def contiguous_requests(chunk_slots: tuple[int, int]) -> list[dict[str, Any]]:
@@ -84,6 +96,7 @@ def contiguous_requests(chunk_slots: tuple[int, int]) -> list[dict[str, Any]]:
 
     A third request held the slots between the two and has finished: that gap is free, and only in one piece.
     """
+
     def declared(request: Request, max_model_len: int) -> int:
         return chunk_slots[request.request_id] - request.prompt_tokens
 
@@ -100,9 +113,16 @@ def contiguous_requests(chunk_slots: tuple[int, int]) -> list[dict[str, Any]]:
     manager.free(finished)
     both = manager.usage(zip(groups, stored))
     return [
-        _row("fig3", request=name, start=manager.block_table(group.seqs[0])[0], pool_slots=slots,
-             **{piece: getattr(both, piece) - getattr(first, piece) if index else getattr(first, piece)
-                for piece in ("token_states", "reserved", "internal")})
+        _row(
+            "fig3",
+            request=name,
+            start=manager.block_table(group.seqs[0])[0],
+            pool_slots=slots,
+            **{
+                piece: getattr(both, piece) - getattr(first, piece) if index else getattr(first, piece)
+                for piece in ("token_states", "reserved", "internal")
+            },
+        )
         for index, ((name, *_), group) in enumerate(zip(REQUESTS, groups))
     ]
 
@@ -123,16 +143,26 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
         judgements.append(Judgement(claim, values.get("", values), "exact"))
     table = rows[rows["part"] == "table1"].set_index("deployment")
     billions = ", ".join(f"{count / 1e9:.2f}" for count in table["parameters"])
-    judgements.append(Judgement("table1-params", table["weights_gb"].to_dict(), "exact",
-                                note=f"The architectures have {billions} billion parameters."))
+    judgements.append(
+        Judgement(
+            "table1-params",
+            table["weights_gb"].to_dict(),
+            "exact",
+            note=f"The architectures have {billions} billion parameters.",
+        )
+    )
     for deployment, row in table.iterrows():
         judgements += _judge_table1(deployment, row)
     if params.chunk_slots == Params.chunk_slots:
         chunks = rows[rows["part"] == "fig3"].set_index("request")
-        unused = {f"{name.lower()}_{piece}": int(chunks.loc[name, piece])
-                  for name in chunks.index for piece in ("internal", "reserved")}
-        judgements.append(Judgement("fig3-unused-slots", unused, "exact",
-                                    note="Read off the contiguous memory manager."))
+        unused = {
+            f"{name.lower()}_{piece}": int(chunks.loc[name, piece])
+            for name in chunks.index
+            for piece in ("internal", "reserved")
+        }
+        judgements.append(
+            Judgement("fig3-unused-slots", unused, "exact", note="Read off the contiguous memory manager.")
+        )
     return judgements
 
 
@@ -140,17 +170,23 @@ def _judge_table1(deployment: str, row: pd.Series) -> list[Judgement]:
     slots, note = row["slots_of_printed_memory"], ""
     size = deployment.removeprefix("opt-")
     if size == "66b":
-        note = (f"{row['kv_gib']:.0f} GiB hold {slots:,.0f} slots; the printed 9.7K need "
-                f"{9700 * row['kv_bytes_per_token'] / GIB:.1f} GiB. Runs use {row['slots_in_runs']:,.0f}.")
+        note = (
+            f"{row['kv_gib']:.0f} GiB hold {slots:,.0f} slots; the printed 9.7K need "
+            f"{9700 * row['kv_bytes_per_token'] / GIB:.1f} GiB. Runs use {row['slots_in_runs']:,.0f}."
+        )
     judgements = [Judgement(f"table1-slots-{size}", slots / 1000, "exact", note=note)]
     if size == "13b":
         printed = paper.figure("table1")[deployment]["weights_gb"]
         judgements += [
             Judgement("kv-bytes-per-token", int(row["kv_bytes_per_token"]), "exact"),
             Judgement("kv-bytes-per-request", 2048 * row["kv_bytes_per_token"] / GIB, "exact"),
-            Judgement("fig1-weights-share", printed / row["gpu_gb"], "exact",
-                      note=f"From Table 1's rounded {printed} GB; the architecture's {row['weights_gb']:.2f} GB give "
-                           f"{row['weights_gb'] / row['gpu_gb']:.3f}."),
+            Judgement(
+                "fig1-weights-share",
+                printed / row["gpu_gb"],
+                "exact",
+                note=f"From Table 1's rounded {printed} GB; the architecture's {row['weights_gb']:.2f} GB give "
+                f"{row['weights_gb'] / row['gpu_gb']:.3f}.",
+            ),
             Judgement("fig1-kv-share", row["kv_gib"] / row["gpu_gb"], "exact", note="12 GB of 40, both from Table 1."),
         ]
     return judgements
@@ -160,8 +196,10 @@ def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
     from repro import plotting
 
     with plotting.house():
-        return {"fig01_memory": _draw_table1(rows[rows["part"] == "table1"]),
-                "fig03_contiguous": _draw_chunks(rows[rows["part"] == "fig3"])}
+        return {
+            "fig01_memory": _draw_table1(rows[rows["part"] == "table1"]),
+            "fig03_contiguous": _draw_chunks(rows[rows["part"] == "fig3"]),
+        }
 
 
 def _draw_table1(table: pd.DataFrame) -> Figure:
@@ -177,15 +215,29 @@ def _draw_table1(table: pd.DataFrame) -> Figure:
             left = 0.0
             for name, gb in (parts | {"others": row.gpu_gb - sum(parts.values())}).items():
                 share = 100 * gb / row.gpu_gb
-                axis.barh(y, share, 0.36, left=left, edgecolor=colors[name] if hollow else "white",
-                          facecolor="none" if hollow else colors[name], linewidth=1.2 if hollow else 0.6)
+                axis.barh(
+                    y,
+                    share,
+                    0.36,
+                    left=left,
+                    edgecolor=colors[name] if hollow else "white",
+                    facecolor="none" if hollow else colors[name],
+                    linewidth=1.2 if hollow else 0.6,
+                )
                 texts = [f"{gb:.{0 if hollow or name == 'KV cache' else 1}f} GB"]
                 if name == "KV cache":
                     slots = printed["kv_kslots"] if hollow else row.slots_of_printed_memory / 1000
                     texts = [f"{texts[0]} = {slots:.1f}K slots", f"{slots:.1f}K slots"]
                 if fitting := [text for text in texts if share > 0.9 * len(text)]:
-                    axis.text(left + share / 2, y, fitting[0], ha="center", va="center", fontsize=7.5,
-                              color="#333333" if hollow or name == "others" else "white")
+                    axis.text(
+                        left + share / 2,
+                        y,
+                        fitting[0],
+                        ha="center",
+                        va="center",
+                        fontsize=7.5,
+                        color="#333333" if hollow or name == "others" else "white",
+                    )
                 left += share
     names = [f"{name.upper()}\n{paper.figure('table1')[name]['gpus']}" for name in table["deployment"]]
     axis.set_yticks(range(len(names)), names, fontsize=8.5)
@@ -196,8 +248,12 @@ def _draw_table1(table: pd.DataFrame) -> Figure:
     handles = [plotting.Patch(facecolor=color, label=name) for name, color in colors.items()]
     handles.append(plotting.Patch(facecolor="none", edgecolor="#555555", linewidth=1.2, label="as printed"))
     figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
-    plotting.footer(figure, table, note="Weights from the architecture (GB = 10^9 bytes), slots from the printed KV "
-                                        "memory (GB read as 2^30 bytes); hollow: Table 1's digits")
+    plotting.footer(
+        figure,
+        table,
+        note="Weights from the architecture (GB = 10^9 bytes), slots from the printed KV "
+        "memory (GB read as 2^30 bytes); hollow: Table 1's digits",
+    )
     return figure
 
 
@@ -210,14 +266,22 @@ def _draw_chunks(chunks: pd.DataFrame) -> Figure:
     pieces = ("token_states", "reserved", "internal")
     pool = int(chunks["pool_slots"].iloc[0])
     axes[0].barh(0, pool, 0.6, color="white", edgecolor="#888888", linewidth=0.8)
-    records = chunks.astype({piece: int for piece in (*pieces, "start")}).to_dict("records")
+    records = chunks.astype(dict.fromkeys((*pieces, "start"), int)).to_dict("records")
     for axis, row, (name, *texts) in zip(axes[1:], records, REQUESTS):
         left = row["start"]
         for piece in pieces:
             axes[0].barh(0, row[piece], 0.6, left=left, color=plotting.PIECES[piece][1])
             left += row[piece]
-        axes[0].text((row["start"] + left) / 2, 0, f"request {name}:\n{left - row['start']:,} slots", ha="center",
-                     va="center", fontsize=8.5, color="white", fontweight="bold")
+        axes[0].text(
+            (row["start"] + left) / 2,
+            0,
+            f"request {name}:\n{left - row['start']:,} slots",
+            ha="center",
+            va="center",
+            fontsize=8.5,
+            color="white",
+            fontweight="bold",
+        )
         _draw_first_slots(axis, row, name, " ".join(texts).split())
     ends = sorted((row["start"], row["start"] + sum(row[piece] for piece in pieces)) for row in records)
     gap = (ends[0][1] + ends[1][0]) / 2
@@ -227,8 +291,12 @@ def _draw_chunks(chunks: pd.DataFrame) -> Figure:
     handles = [plotting.Patch(facecolor=plotting.PIECES[piece][1], label=plotting.PIECES[piece][0]) for piece in pieces]
     handles.append(plotting.Patch(facecolor="white", edgecolor="#888888", label="external fragmentation"))
     figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
-    plotting.footer(figure, chunks, note="Slots as counted by the contiguous memory manager; the width of the gap "
-                                         "between the two chunks is ours, the paper gives none")
+    plotting.footer(
+        figure,
+        chunks,
+        note="Slots as counted by the contiguous memory manager; the width of the gap "
+        "between the two chunks is ours, the paper gives none",
+    )
     return figure
 
 
@@ -237,12 +305,25 @@ def _draw_first_slots(axis: Axes, row: dict[str, Any], name: str, words: list[st
 
     shown = 13
     for slot in range(shown):
-        piece = next(piece for piece, end in (("token_states", row["token_states"]),
-                                              ("reserved", row["token_states"] + row["reserved"]),
-                                              ("internal", shown)) if slot < end)
+        piece = next(
+            piece
+            for piece, end in (
+                ("token_states", row["token_states"]),
+                ("reserved", row["token_states"] + row["reserved"]),
+                ("internal", shown),
+            )
+            if slot < end
+        )
         axis.barh(0, 1, 0.8, left=slot, color=plotting.PIECES[piece][1], edgecolor="white", linewidth=1)
-        axis.text(slot + 0.5, 0, words[slot] if slot < len(words) else "\u00b7", ha="center", va="center", fontsize=7,
-                  color="white")
+        axis.text(
+            slot + 0.5,
+            0,
+            words[slot] if slot < len(words) else "\u00b7",
+            ha="center",
+            va="center",
+            fontsize=7,
+            color="white",
+        )
     axis.text(shown + 0.15, 0, f"{row['internal']:,} never used", fontsize=8, va="center")
     axis.set(xlim=(0, shown + 2.6), ylim=(-0.5, 0.5), xticks=[], yticks=[0], yticklabels=[f"request {name}"])
     axis.tick_params(left=False)

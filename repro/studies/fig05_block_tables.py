@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CAPTION = {
-    "fig05_block_tables": "Fig. 5 to 10: the block tables of one request, two requests, two samples of one prompt, four beams and two "
-                          "requests with a stored prefix, state by state, read off the block manager. A cell is a logical block: the "
-                          "number of its physical block, its filled slots and, where shared, its reference count.",
+    "fig05_block_tables": "Fig. 5 to 10: the block tables of one request, two requests, two samples of one prompt, "
+    "four beams and two "
+    "requests with a stored prefix, state by state, read off the block manager. A cell is a logical block: the "
+    "number of its physical block, its filled slots and, where shared, its reference count."
 }
 NUM_BLOCKS = 32
 #: A sequence's table as the figures draw it: (block, filled slots, reference count) for each logical block.
@@ -38,38 +39,76 @@ DRAWN: dict[str, dict[str, tuple[list[Table], int, int]]] = {
         "second word": ([[("7", 4, 1), ("1", 4, 1), ("3", 1, 1)]], 3, 0),
         "third word": ([[("7", 4, 1), ("1", 4, 1), ("3", 2, 1)]], 3, 0),
     },
-    "two requests": {
-        "both running": ([[("7", 4, 1), ("1", 4, 1), ("3", 1, 1)], [("5", 4, 1), ("2", 2, 1)]], 5, 0),
-    },
+    "two requests": {"both running": ([[("7", 4, 1), ("1", 4, 1), ("3", 1, 1)], [("5", 4, 1), ("2", 2, 1)]], 5, 0)},
     "two samples": {
         "prompt": ([[("7", 4, 2), ("1", 3, 2)], [("7", 4, 2), ("1", 3, 2)]], 2, 0),
         "first write": ([[("7", 4, 2), ("3", 4, 1)], [("7", 4, 2), ("1", 4, 1)]], 3, 1),
     },
     "four beams": {
-        "before": ([*([("0", 4, 4), ("1", 4, 3), ("3", 4, 3), (last, 4, 1)] for last in "567"),
-                    [("0", 4, 4), ("2", 4, 1), ("4", 4, 1), ("8", 4, 1)]], 9, 0),
+        "before": (
+            [
+                *([("0", 4, 4), ("1", 4, 3), ("3", 4, 3), (last, 4, 1)] for last in "567"),
+                [("0", 4, 4), ("2", 4, 1), ("4", 4, 1), ("8", 4, 1)],
+            ],
+            9,
+            0,
+        ),
         "candidates dropped": ([[("0", 4, 4), ("1", 4, 4), ("3", 4, 4), (last, 4, 2)] for last in "6677"], 5, 0),
-        "new words": ([[("0", 4, 4), ("1", 4, 4), ("3", 4, 4), (last, 4, 2), (new, 1, 1)]
-                       for last, new in zip("6677", ("9", "10", "11", "12"))], 9, 0),
+        "new words": (
+            [
+                [("0", 4, 4), ("1", 4, 4), ("3", 4, 4), (last, 4, 2), (new, 1, 1)]
+                for last, new in zip("6677", ("9", "10", "11", "12"))
+            ],
+            9,
+            0,
+        ),
     },
     "shared prefix": {
         "prefix stored": ([[(block, 4, 1) for block in "01234"]], 5, 0),
-        "two prompts": ([[(block, 4, 3) for block in "01234"], [*((block, 4, 3) for block in "01234"), ("5", 2, 1)],
-                         [*((block, 4, 3) for block in "01234"), ("6", 4, 1)]], 7, 0),
-        "first words": ([[(block, 4, 3) for block in "01234"], [*((block, 4, 3) for block in "01234"), ("5", 3, 1)],
-                         [*((block, 4, 3) for block in "01234"), ("6", 4, 1), ("7", 1, 1)]], 8, 0),
-        "first has ended": ([[(block, 4, 2) for block in "01234"],
-                             [*((block, 4, 2) for block in "01234"), ("6", 4, 1), ("7", 2, 1)]], 7, 0),
+        "two prompts": (
+            [
+                [(block, 4, 3) for block in "01234"],
+                [*((block, 4, 3) for block in "01234"), ("5", 2, 1)],
+                [*((block, 4, 3) for block in "01234"), ("6", 4, 1)],
+            ],
+            7,
+            0,
+        ),
+        "first words": (
+            [
+                [(block, 4, 3) for block in "01234"],
+                [*((block, 4, 3) for block in "01234"), ("5", 3, 1)],
+                [*((block, 4, 3) for block in "01234"), ("6", 4, 1), ("7", 1, 1)],
+            ],
+            8,
+            0,
+        ),
+        "first has ended": (
+            [[(block, 4, 2) for block in "01234"], [*((block, 4, 2) for block in "01234"), ("6", 4, 1), ("7", 2, 1)]],
+            7,
+            0,
+        ),
     },
 }
 #: walk -> the figure that it follows; Fig. 5 is the third word of Fig. 6's request.
-FIGURE = {"one request": "Fig. 6", "two requests": "Fig. 7", "two samples": "Fig. 8", "four beams": "Fig. 9", "shared prefix": "Fig. 10"}
+FIGURE = {
+    "one request": "Fig. 6",
+    "two requests": "Fig. 7",
+    "two samples": "Fig. 8",
+    "four beams": "Fig. 9",
+    "shared prefix": "Fig. 10",
+}
 _LINES = (("one request",), ("two requests", "two samples"), ("four beams",), ("shared prefix",))  # of the figure
 _STEP = {"third word": "third word (Fig. 5)"}
-#: Fig. 10's words, in blocks of 4: an instruction and three examples, 4 + 6 + 4 + 6; then "cheese =>" and "I love you =>".
+#: Fig. 10's words, in blocks of 4: an instruction and three examples, 4 + 6 + 4 + 6; then "cheese =>" and "I love you
+#: =>".
 PREFIX_WORDS, INPUT_WORDS = 20, (2, 4)
-_CLAIM = {"one request": "fig5-7-block-tables", "two requests": "fig5-7-block-tables",
-          "two samples": "fig8-parallel-cow", "four beams": "fig9-beam-sharing"}
+_CLAIM = {
+    "one request": "fig5-7-block-tables",
+    "two requests": "fig5-7-block-tables",
+    "two samples": "fig8-parallel-cow",
+    "four beams": "fig9-beam-sharing",
+}
 
 
 @dataclass(frozen=True)
@@ -83,32 +122,55 @@ class Params:
 
 
 def points(params: Params) -> list[Point]:
-    return [Point(walk, {"block_size": params.block_size}) for walk in (requests, two_samples, four_beams, shared_prefix)]
+    return [
+        Point(walk, {"block_size": params.block_size}) for walk in (requests, two_samples, four_beams, shared_prefix)
+    ]
 
 
-def _group(request_id: int, prompt_tokens: int, n: int = 1, beams: bool = False, prefix: str | None = None) -> SequenceGroup:
+def _group(
+    request_id: int, prompt_tokens: int, n: int = 1, beams: bool = False, prefix: str | None = None
+) -> SequenceGroup:
     sampling = SamplingParams(n=n, use_beam_search=beams, max_tokens=64)
     return SequenceGroup(Request(request_id, 0.0, prompt_tokens, 64, sampling, prefix))
 
 
-def _state(walk: str, step: str, manager: PagedKVCacheManager, groups: list[tuple[SequenceGroup, int]],
-           ops: list[CacheOp], prefix: str | None = None) -> list[dict[str, Any]]:
+def _state(
+    walk: str,
+    step: str,
+    manager: PagedKVCacheManager,
+    groups: list[tuple[SequenceGroup, int]],
+    ops: list[CacheOp],
+    prefix: str | None = None,
+) -> list[dict[str, Any]]:
     """One row for each logical block of each sequence, given the groups and the tokens that they have stored.
 
     A stored prefix comes first, as a sequence of its own.
     """
     size = manager.block_size
     kind = {"two samples": "sample", "four beams": "beam"}.get(walk, "request")
-    tables = {} if prefix is None else {prefix: (manager.prefix_blocks(prefix), size * len(manager.prefix_blocks(prefix)))}
+    tables = (
+        {} if prefix is None else {prefix: (manager.prefix_blocks(prefix), size * len(manager.prefix_blocks(prefix)))}
+    )
     for group, num_tokens in groups:
         for index, seq in enumerate(group.seqs):
             name = f"{kind} {group.request.request_id if kind == 'request' else index}"
             tables[name] = manager.block_table(seq), num_tokens
     return [
-        {"walk": walk, "step": step, "sequence": name, "logical": logical, "physical": block,
-         "filled": min(size, num_tokens - logical * size), "ref_count": manager.gpu.ref_counts[block],
-         "blocks_in_use": NUM_BLOCKS - manager.num_free_blocks, "blocks_copied": len(ops),
-         "evidence": "exact", "device": None, "seed": None, "trace_hash": None}
+        {
+            "walk": walk,
+            "step": step,
+            "sequence": name,
+            "logical": logical,
+            "physical": block,
+            "filled": min(size, num_tokens - logical * size),
+            "ref_count": manager.gpu.ref_counts[block],
+            "blocks_in_use": NUM_BLOCKS - manager.num_free_blocks,
+            "blocks_copied": len(ops),
+            "evidence": "exact",
+            "device": None,
+            "seed": None,
+            "trace_hash": None,
+        }
         for name, (blocks, num_tokens) in tables.items()
         for logical, block in enumerate(blocks)
     ]
@@ -180,8 +242,10 @@ def shared_prefix(block_size: int) -> list[dict[str, Any]]:
 def same_state(rows: pd.DataFrame, drawn: tuple[list[Table], int, int]) -> bool:
     """Whether a state of ours is the one drawn, up to the names of the physical blocks."""
     tables, in_use, copied = drawn
-    ours = [list(zip(table["physical"], table["filled"], table["ref_count"]))
-            for _, table in rows.groupby("sequence", sort=False)]
+    ours = [
+        list(zip(table["physical"], table["filled"], table["ref_count"]))
+        for _, table in rows.groupby("sequence", sort=False)
+    ]
     totals = rows[["blocks_in_use", "blocks_copied"]].drop_duplicates().to_numpy().tolist()
     return _renamed(ours) == _renamed(tables) and totals == [[in_use, copied]]
 
@@ -189,43 +253,56 @@ def same_state(rows: pd.DataFrame, drawn: tuple[list[Table], int, int]) -> bool:
 def _renamed(tables: list[list[tuple[Any, int, int]]]) -> list[Table]:
     """The tables with blocks named in order of appearance."""
     names: dict[Any, str] = {}
-    return [[(names.setdefault(block, str(len(names))), int(filled), int(count)) for block, filled, count in table]
-            for table in tables]
+    return [
+        [(names.setdefault(block, str(len(names))), int(filled), int(count)) for block, filled, count in table]
+        for table in tables
+    ]
 
 
 def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
     if params.block_size != Params.block_size:
         return []
-    held = {claim_id: True for claim_id in _CLAIM.values()}
+    held = dict.fromkeys(_CLAIM.values(), True)
     for walk, claim_id in _CLAIM.items():
         for step, drawn in DRAWN[walk].items():
             held[claim_id] &= same_state(rows[(rows["walk"] == walk) & (rows["step"] == step)], drawn)
-    return [Judgement(claim_id, same, "exact", note="Read off the block manager, up to the names of the blocks.")
-            for claim_id, same in held.items()]
+    return [
+        Judgement(claim_id, same, "exact", note="Read off the block manager, up to the names of the blocks.")
+        for claim_id, same in held.items()
+    ]
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
     from repro import diagrams, plotting
 
-    states = {key: state for key, state in rows.groupby(["walk", "step"], sort=False)}
+    states = {tuple(key): state for key, state in rows.groupby(["walk", "step"], sort=False)}
     lines = [[key for key in states if key[0] in walks] for walks in _LINES]
     with plotting.house():
         columns = max(map(len, lines))
         places = [key for line in lines for key in [*line, *[None] * (columns - len(line))]]
         heights = [max(states[key]["sequence"].nunique() for key in line) for line in lines]
-        figure, axes = plotting.panels([f"{FIGURE[key[0]]}: {_STEP.get(key[1], key[1])}" if key else "" for key in places],
-                                       columns=columns, width=3.1, height=1.75, height_ratios=[0.6 + height for height in heights])
+        figure, axes = plotting.panels(
+            [f"{FIGURE[key[0]]}: {_STEP.get(key[1], key[1])}" if key else "" for key in places],
+            columns=columns,
+            width=3.1,
+            height=1.75,
+            height_ratios=[0.6 + height for height in heights],
+        )
         for number, (axis, key) in enumerate(zip(axes, places)):
             if key is None:
                 axis.remove()
                 continue
             line = number // columns
             width = max(states[other]["logical"].max() + 1 for other in lines[line])
-            tables = {name: list(map(diagrams.Cell, table["physical"], table["filled"], table["ref_count"]))
-                      for name, table in states[key].groupby("sequence", sort=False)}
+            tables = {
+                name: list(map(diagrams.Cell, table["physical"], table["filled"], table["ref_count"]))
+                for name, table in states[key].groupby("sequence", sort=False)
+            }
             diagrams.draw_tables(axis, tables, params.block_size, max(5, width), heights[line])
             in_use, copied = states[key][["blocks_in_use", "blocks_copied"]].iloc[0]
             axis.set_xlabel(f"blocks in use: {in_use}" + (f", copied: {copied}" if copied else ""), fontsize=8.5)
         diagrams.legend(figure)
-        plotting.footer(figure, rows, note="Read off the block manager. The prefix of Fig. 10 is itself one of its blocks' holders")
+        plotting.footer(
+            figure, rows, note="Read off the block manager. The prefix of Fig. 10 is itself one of its blocks' holders"
+        )
     return {"fig05_block_tables": figure}

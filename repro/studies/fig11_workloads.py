@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 CAPTION = {
     "fig11_workloads": "Fig. 11: prompt and output lengths of our traces in the paper's 128 bins, under the "
-                       "outline of the paper's histogram; drawn up to the length that 99.5 % of the paper's "
-                       "requests stay below.",
+    "outline of the paper's histogram; drawn up to the length that 99.5 % of the paper's "
+    "requests stay below.",
     "fig11_dependence": "What Fig. 11 leaves out. Left: the share of requests up to each length, our "
-                        "quantiles as dots, the paper's share at the ends of its bins hollow. Right: the mean "
-                        "output for each range of the prompt; longer prompts tend to have longer answers in ShareGPT, "
-                        "shorter ones in Alpaca.",
+    "quantiles as dots, the paper's share at the ends of its bins hollow. Right: the mean "
+    "output for each range of the prompt; longer prompts tend to have longer answers in ShareGPT, "
+    "shorter ones in Alpaca.",
 }
 TITLE = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}
 #: The paper's word for each length and a colour that no system has.
@@ -59,20 +59,39 @@ class Params:
 
 def points(params: Params) -> list[Point]:
     return [
-        Point(lengths_of_trace, {"workload": workload, "rate": params.rate, "duration_s": params.duration_s,
-                                 "seed": seed, "lengths": params.lengths if workload == "sharegpt" else None})
-        for workload in WORKLOADS for seed in params.seeds
+        Point(
+            lengths_of_trace,
+            {
+                "workload": workload,
+                "rate": params.rate,
+                "duration_s": params.duration_s,
+                "seed": seed,
+                "lengths": params.lengths if workload == "sharegpt" else None,
+            },
+        )
+        for workload in WORKLOADS
+        for seed in params.seeds
     ]
 
 
-def lengths_of_trace(workload: str, rate: float, duration_s: float, seed: int,
-                     lengths: str | None) -> list[dict[str, Any]]:
+def lengths_of_trace(
+    workload: str, rate: float, duration_s: float, seed: int, lengths: str | None
+) -> list[dict[str, Any]]:
     """A trace in three parts: its "card", its histograms ("bin"), the mean output by "prompt range"."""
     trace = trace_of(workload, rate, duration_s, seed, lengths)
-    common = {"workload": workload, "seed": seed, "evidence": "replayed", "device": None,
-              "trace_hash": trace.hash, "rate": rate, "duration_s": duration_s}
-    ranges = [{"part": "prompt range", "prompt_range": name, "requests": count, "mean_output_tokens": mean}
-              for name, count, mean in trace.card.mean_output_by_prompt]
+    common = {
+        "workload": workload,
+        "seed": seed,
+        "evidence": "replayed",
+        "device": None,
+        "trace_hash": trace.hash,
+        "rate": rate,
+        "duration_s": duration_s,
+    }
+    ranges = [
+        {"part": "prompt range", "prompt_range": name, "requests": count, "mean_output_tokens": mean}
+        for name, count, mean in trace.card.mean_output_by_prompt
+    ]
     return [common | row for row in [_card(trace), *ranges, *_bins(trace, "prompt"), *_bins(trace, "output")]]
 
 
@@ -80,13 +99,21 @@ def _card(trace: Trace) -> dict[str, Any]:
     card, source = trace.card, trace.card.source
     levels = [f"p{100 * level:g}" for level in QUANTILES]
     return {
-        "part": "card", "card": str(card), "equals_paper_trace": card.equals_paper_trace,
-        "source": source.source, "recipe": source.recipe, "filter": source.filter,
-        "source_pairs": source.num_pairs, "source_dropped_share": source.dropped_share,
+        "part": "card",
+        "card": str(card),
+        "equals_paper_trace": card.equals_paper_trace,
+        "source": source.source,
+        "recipe": source.recipe,
+        "filter": source.filter,
+        "source_pairs": source.num_pairs,
+        "source_dropped_share": source.dropped_share,
         "source_mean_prompt_tokens": source.mean_prompt_tokens,
-        "source_mean_output_tokens": source.mean_output_tokens, "requests": card.num_requests,
-        "mean_prompt_tokens": card.mean_prompt_tokens, "mean_output_tokens": card.mean_output_tokens,
-        "mean_inverse_output": card.mean_inverse_output, "rank_correlation": card.rank_correlation,
+        "source_mean_output_tokens": source.mean_output_tokens,
+        "requests": card.num_requests,
+        "mean_prompt_tokens": card.mean_prompt_tokens,
+        "mean_output_tokens": card.mean_output_tokens,
+        "mean_inverse_output": card.mean_inverse_output,
+        "rank_correlation": card.rank_correlation,
         **{f"prompt_{level}": value for level, value in zip(levels, card.prompt_quantiles)},
         **{f"output_{level}": value for level, value in zip(levels, card.output_quantiles)},
     }
@@ -114,27 +141,42 @@ def _bins(trace: Trace, length: str) -> list[dict[str, Any]]:
     density = np.histogram(tokens, edges)[0] / len(tokens) / np.diff(edges)
     cumulative = np.searchsorted(tokens, edges[1:], side="left") / len(tokens)
     cumulative[-1] = (tokens <= edges[-1]).mean()
-    return [{"part": "bin", "length": length, "bin": number, "density": here, "cumulative": up_to}
-            for number, (here, up_to) in enumerate(zip(density.tolist(), cumulative.tolist()))]
+    return [
+        {"part": "bin", "length": length, "bin": number, "density": here, "cumulative": up_to}
+        for number, (here, up_to) in enumerate(zip(density.tolist(), cumulative.tolist()))
+    ]
 
 
 def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
     cards = rows[rows["part"] == "card"].set_index(["seed", "workload"])
-    means = {workload: cards.xs(workload, level="workload")[["mean_prompt_tokens", "mean_output_tokens"]]
-             for workload in WORKLOADS}
+    means = {
+        workload: cards.xs(workload, level="workload")[["mean_prompt_tokens", "mean_output_tokens"]]
+        for workload in WORKLOADS
+    }
     ratios = (means["sharegpt"] / means["alpaca"]).set_axis(["input", "output"], axis="columns")
     equal = bool(cards.xs("sharegpt", level="workload")["equals_paper_trace"].all())
-    rebuilt = ("rebuilt from this figure's histograms and printed means: what is tested is the "
-               "rebuilding, not the paper")
+    rebuilt = "rebuilt from this figure's histograms and printed means: what is tested is the rebuilding, not the paper"
     note = f"Both workloads are {rebuilt}."
     if params.lengths is not None:
-        note = (f"ShareGPT's pairs come from a file and {'are' if equal else 'are not'} those of the paper's "
-                f"trace; Alpaca's are {rebuilt}.")
+        note = (
+            f"ShareGPT's pairs come from a file and {'are' if equal else 'are not'} those of the paper's "
+            f"trace; Alpaca's are {rebuilt}."
+        )
     return [
-        Judgement("fig11-means", {name: mean.mean().tolist() for name, mean in means.items()}, "replayed",
-                  {name: list(zip(mean.min(), mean.max())) for name, mean in means.items()}, note),
-        Judgement("fig11-ratios", ratios.mean().to_dict(), "replayed",
-                  {name: [ratios[name].min(), ratios[name].max()] for name in ratios}, note),
+        Judgement(
+            "fig11-means",
+            {name: mean.mean().tolist() for name, mean in means.items()},
+            "replayed",
+            {name: list(zip(mean.min(), mean.max())) for name, mean in means.items()},
+            note,
+        ),
+        Judgement(
+            "fig11-ratios",
+            ratios.mean().to_dict(),
+            "replayed",
+            {name: [ratios[name].min(), ratios[name].max()] for name in ratios},
+            note,
+        ),
     ]
 
 
@@ -153,8 +195,9 @@ def _spread(rows: pd.DataFrame, by: str, value: str) -> pd.DataFrame:
 def _sources(rows: pd.DataFrame) -> str:
     cards = rows[rows["part"] == "card"].drop_duplicates("workload")
     own = ", the paper's own pairs"
-    return "; ".join(f"{TITLE[card.workload]}: {card.source}{own if card.equals_paper_trace else ''}"
-                     for card in cards.itertuples())
+    return "; ".join(
+        f"{TITLE[card.workload]}: {card.source}{own if card.equals_paper_trace else ''}" for card in cards.itertuples()
+    )
 
 
 def _draw_histograms(rows: pd.DataFrame) -> Figure:
@@ -172,12 +215,18 @@ def _draw_histograms(rows: pd.DataFrame) -> Figure:
         printed = fig11_data()[workload][length]["mean_tokens"]
         _write_in_corner(axis, f"mean {means.mean():.2f}{span}\nthe paper's {printed}")
         axis.set(xlabel=f"{LENGTHS[length][0]} length (tokens)", ylabel="requests (% a token)")
-    handles = [plotting.Patch(facecolor=color, alpha=0.45, label=f"{name} length of our traces")
-               for name, color in LENGTHS.values()]
+    handles = [
+        plotting.Patch(facecolor=color, alpha=0.45, label=f"{name} length of our traces")
+        for name, color in LENGTHS.values()
+    ]
     handles.append(plotting.Line2D([], [], color="black", linewidth=0.9, label="the paper's histogram"))
     figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=9)
-    plotting.footer(figure, rows, note="Outline: the paper's, drawn up to the length that "
-                                       f"{100 * _DRAWN:g} % of its requests stay below. {_sources(rows)}")
+    plotting.footer(
+        figure,
+        rows,
+        note="Outline: the paper's, drawn up to the length that "
+        f"{100 * _DRAWN:g} % of its requests stay below. {_sources(rows)}",
+    )
     return figure
 
 
@@ -188,8 +237,7 @@ def _write_in_corner(axis: Axes, text: str) -> None:
 def _draw_bins(axis: Axes, ours: pd.DataFrame, workload: str, length: str) -> None:
     edges, paper, color = _edges(workload, length), _paper_density(workload, length), LENGTHS[length][1]
     axis.stairs(100 * ours["mean"], edges, fill=True, color=color, alpha=0.45, linewidth=0)
-    axis.stairs(100 * ours["max"], edges, baseline=100 * ours["min"], fill=True, color=color, alpha=0.6,
-                linewidth=0)
+    axis.stairs(100 * ours["max"], edges, baseline=100 * ours["min"], fill=True, color=color, alpha=0.6, linewidth=0)
     axis.stairs(100 * paper, edges, color="black", linewidth=0.9)
     axis.set_xlim(0, edges[1:][np.cumsum(paper) * np.diff(edges) > _DRAWN][0])
 
@@ -197,8 +245,9 @@ def _draw_bins(axis: Axes, ours: pd.DataFrame, workload: str, length: str) -> No
 def _draw_dependence(rows: pd.DataFrame) -> Figure:
     from repro import plotting
 
-    titles = [f"{TITLE[workload]}, {what}" for workload in WORKLOADS
-              for what in ("shares up to a length", "output by prompt")]
+    titles = [
+        f"{TITLE[workload]}, {what}" for workload in WORKLOADS for what in ("shares up to a length", "output by prompt")
+    ]
     figure, axes = plotting.panels(titles, columns=2, width=4.2)
     for (shares, means), workload in zip(zip(axes[::2], axes[1::2]), WORKLOADS):
         ours = rows[rows["workload"] == workload]
@@ -209,16 +258,17 @@ def _draw_dependence(rows: pd.DataFrame) -> Figure:
             shares.plot(quantiles.mean(), 100 * np.array(QUANTILES), ".", color=color, markersize=6)
         shares.set(xscale="log", ylim=(0, 102), xlabel="length (tokens)", ylabel="requests up to it (%)")
         _draw_output_by_prompt(means, ours, workload)
-    handles = [plotting.Line2D([], [], color=color, linewidth=1.6, label=name)
-               for name, color in LENGTHS.values()]
-    handles += [plotting.Line2D([], [], color=_GREY, linestyle="", marker=marker, markerfacecolor=face,
-                                label=name)
-                for marker, face, name in ((".", _GREY, "quantiles of our traces"),
-                                           ("o", "none", "the paper's trace"))]
+    handles = [plotting.Line2D([], [], color=color, linewidth=1.6, label=name) for name, color in LENGTHS.values()]
+    handles += [
+        plotting.Line2D([], [], color=_GREY, linestyle="", marker=marker, markerfacecolor=face, label=name)
+        for marker, face, name in ((".", _GREY, "quantiles of our traces"), ("o", "none", "the paper's trace"))
+    ]
     figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
-    note = ("Hollow: left the paper's histogram, right measured on the authors' pairs (means unknown for "
-            "Alpaca; those for ShareGPT, and both histograms, are inputs of the embedded distributions, Spearman's "
-            "correlation is not)")
+    note = (
+        "Hollow: left the paper's histogram, right measured on the authors' pairs (means unknown for "
+        "Alpaca; those for ShareGPT, and both histograms, are inputs of the embedded distributions, Spearman's "
+        "correlation is not)"
+    )
     plotting.footer(figure, rows, note=f"{note}. {_sources(rows)}")
     return figure
 
@@ -253,8 +303,11 @@ def _draw_output_by_prompt(axis: Axes, rows: pd.DataFrame, workload: str) -> Non
     axis.set_ylim(0, 1.4 * ours["max"].max())
     correlations = rows[rows["part"] == "card"]["rank_correlation"].dropna()
     if len(correlations):
-        _write_in_corner(axis, f"Spearman's correlation {correlations.mean():+.3f}\n"
-                               f"the authors' pairs {fig11_data()[workload]['spearman']:+.3g}")
+        _write_in_corner(
+            axis,
+            f"Spearman's correlation {correlations.mean():+.3f}\n"
+            f"the authors' pairs {fig11_data()[workload]['spearman']:+.3g}",
+        )
 
 
 def _last_of(prompt_range: str) -> int:

@@ -1,9 +1,8 @@
 """Fig. 12: normalized latency against request rate, for three models, two workloads and five systems.
 
 Every system runs through the same scheduler and cost model, in virtual time. Where a curve turns up says how much the
-system can serve; each crossing of 0.5 s/token is bisected on our own curve. One latency in each panel calibrates the model
-(vLLM's at the lowest drawn rate, see repro/profiles/a100-2023.yaml); the crossings are predictions.
-"""
+system can serve; each crossing of 0.5 s/token is bisected on our own curve. One latency in each panel calibrates the
+model (vLLM's at the lowest drawn rate, see repro/profiles/a100-2023.yaml); the crossings are predictions."""
 
 from __future__ import annotations
 
@@ -19,7 +18,15 @@ from repro.executor.cost_model import CostModel
 from repro.executor.profiles import context_splits, cost_model
 from repro.experiment import Point
 from repro.simulation import crossing, serve, trace_seconds
-from repro.studies.common import check_positive, check_seeds, check_serving, check_some, check_systems, deployment_of, trace_of
+from repro.studies.common import (
+    check_positive,
+    check_seeds,
+    check_serving,
+    check_some,
+    check_systems,
+    deployment_of,
+    trace_of,
+)
 from repro.systems import System, system_for
 from repro.workloads import WORKLOADS
 
@@ -29,12 +36,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CAPTION = {
-    "fig12_basic_sampling": "Fig. 12: normalized latency against request rate. Hollow: the paper's points. The wide pale band is what "
-                            "Fig. 1 leaves open: how its slope divides between sequences and context. FasterTransformer's "
-                            "batch limit is stated for OPT-13B only.",
-    "fig12_crossings": "Where each curve reaches 0.5 s/token, as a deviation from the paper's curve: bisected on our own curve "
-                       "(filled, least to most over the seeds) and read off our curve on the paper's coarse grid of rates "
-                       "(hollow), as the paper's own curve can only be read. Grey: within 15 %.",
+    "fig12_basic_sampling": "Fig. 12: normalized latency against request rate. Hollow: the paper's points. The wide "
+    "pale band is what "
+    "Fig. 1 leaves open: how its slope divides between sequences and context. FasterTransformer's "
+    "batch limit is stated for OPT-13B only.",
+    "fig12_crossings": "Where each curve reaches 0.5 s/token, as a deviation from the paper's curve: bisected on our "
+    "own curve "
+    "(filled, least to most over the seeds) and read off our curve on the paper's coarse grid of rates "
+    "(hollow), as the paper's own curve can only be read. Grey: within 15 %.",
 }
 LEVEL = 0.5  # s/token
 #: assumptions of the cost model: name -> (how Fig. 1's slope is split, prefill efficiency). The first one is the curve.
@@ -48,8 +57,8 @@ MAIN = next(iter(ASSUMPTIONS))
 
 @dataclass(frozen=True)
 class Params:
-    """`max_seconds` caps the traces, which otherwise last an hour (15 minutes for OPT-175B). `band_seeds` run under every
-    other assumption of the cost model, for the band. `lengths` is a CSV file of pairs in place of ShareGPT's."""
+    """`max_seconds` caps the traces, which otherwise last an hour (15 minutes for OPT-175B). `band_seeds` run under
+    every other assumption of the cost model, for the band. `lengths` is a CSV file of pairs in place of ShareGPT's."""
 
     models: tuple[str, ...] = ("opt-13b", "opt-66b", "opt-175b")
     workloads: tuple[str, ...] = WORKLOADS
@@ -87,21 +96,46 @@ def points(params: Params) -> list[Point]:
     for panel in params.panels:
         model, workload = panel.split("/")
         for name in params.systems:
-            shared = {"panel": panel, "system": system_for(name, deployment_of(model), workload), "lengths": params.lengths}
-            drawn = [rate for rate, _ in paper.points("fig12", panel, name)] if name in paper.figure("fig12")[panel] else \
-                sorted({rate for other in paper.figure("fig12")[panel] for rate, _ in paper.points("fig12", panel, other)})
+            shared = {
+                "panel": panel,
+                "system": system_for(name, deployment_of(model), workload),
+                "lengths": params.lengths,
+            }
+            drawn = (
+                [rate for rate, _ in paper.points("fig12", panel, name)]
+                if name in paper.figure("fig12")[panel]
+                else sorted(
+                    {rate for other in paper.figure("fig12")[panel] for rate, _ in paper.points("fig12", panel, other)}
+                )
+            )
             runs = [(seed, MAIN) for seed in params.seeds]
-            runs += [(seed, assumption) for assumption in ASSUMPTIONS for seed in params.band_seeds
-                     if assumption != MAIN and (assumption.startswith("slope:") or name == "vllm")]
-            result += [Point(latency_at, shared | {"rate": rate, "duration_s": seconds, "seed": seed, "assumption": assumption},
-                             weight=rate * seconds)
-                       for rate in dict.fromkeys(drawn) for seed, assumption in runs
-                       if (seconds := _seconds(params, model, rate))]
+            runs += [
+                (seed, assumption)
+                for assumption in ASSUMPTIONS
+                for seed in params.band_seeds
+                if assumption != MAIN and (assumption.startswith("slope:") or name == "vllm")
+            ]
+            result += [
+                Point(
+                    latency_at,
+                    shared | {"rate": rate, "duration_s": seconds, "seed": seed, "assumption": assumption},
+                    weight=rate * seconds,
+                )
+                for rate in dict.fromkeys(drawn)
+                for seed, assumption in runs
+                if (seconds := _seconds(params, model, rate))
+            ]
             if params.crossings:
                 seconds = _seconds(params, model, max(drawn))
-                result += [Point(crossing_of, shared | {"start": max(drawn), "duration_s": seconds, "seed": seed,
-                                                        "precision": params.precision}, weight=7 * max(drawn) * seconds)
-                           for seed in params.seeds]
+                result += [
+                    Point(
+                        crossing_of,
+                        shared
+                        | {"start": max(drawn), "duration_s": seconds, "seed": seed, "precision": params.precision},
+                        weight=7 * max(drawn) * seconds,
+                    )
+                    for seed in params.seeds
+                ]
     return result
 
 
@@ -116,20 +150,32 @@ def _setting(panel: str, assumption: str) -> tuple[Deployment, CostModel]:
     return deployment, cost_model("a100-2023", deployment, anchor=panel, split=split, prefill_efficiency=efficiency)
 
 
-def latency_at(panel: str, system: System, duration_s: float, lengths: str | None, rate: float, seed: int,
-               assumption: str) -> dict[str, Any]:
+def latency_at(
+    panel: str, system: System, duration_s: float, lengths: str | None, rate: float, seed: int, assumption: str
+) -> dict[str, Any]:
     """One point of a curve: mean normalized latency (s/token) of a trace at `rate` (req/s)."""
     deployment, costs = _setting(panel, assumption)
     trace = trace_of(panel.split("/")[1], rate, duration_s, seed, lengths)
     served = serve(system, deployment, trace, costs)
-    return {"part": "latency", "panel": panel, "system": system.name, "rate": rate, "seed": seed, "assumption": assumption,
-            "evidence": "modelled", "device": costs.name, "trace_hash": trace.hash, "requests": len(trace),
-            "latency_s_per_token": served.latency_s_per_token,
-            "preemptions": served.engine.scheduler.num_preemptions}
+    return {
+        "part": "latency",
+        "panel": panel,
+        "system": system.name,
+        "rate": rate,
+        "seed": seed,
+        "assumption": assumption,
+        "evidence": "modelled",
+        "device": costs.name,
+        "trace_hash": trace.hash,
+        "requests": len(trace),
+        "latency_s_per_token": served.latency_s_per_token,
+        "preemptions": served.engine.scheduler.num_preemptions,
+    }
 
 
-def crossing_of(panel: str, system: System, duration_s: float, lengths: str | None, start: float, seed: int,
-                precision: float) -> dict[str, Any]:
+def crossing_of(
+    panel: str, system: System, duration_s: float, lengths: str | None, start: float, seed: int, precision: float
+) -> dict[str, Any]:
     """The rate (req/s) at which the system's latency reaches 0.5 s/token, on traces of one seed."""
     deployment, costs = _setting(panel, MAIN)
 
@@ -137,14 +183,27 @@ def crossing_of(panel: str, system: System, duration_s: float, lengths: str | No
         trace = trace_of(panel.split("/")[1], rate, duration_s, seed, lengths)
         return serve(system, deployment, trace, costs).latency_s_per_token
 
-    return {"part": "crossing", "panel": panel, "system": system.name, "seed": seed, "assumption": MAIN,
-            "evidence": "modelled", "device": costs.name, "trace_hash": None,
-            "crossing_rate": crossing(latency, start, LEVEL, precision)}
+    return {
+        "part": "crossing",
+        "panel": panel,
+        "system": system.name,
+        "seed": seed,
+        "assumption": MAIN,
+        "evidence": "modelled",
+        "device": costs.name,
+        "trace_hash": None,
+        "crossing_rate": crossing(latency, start, LEVEL, precision),
+    }
 
 
 def grid_reading(rows: pd.DataFrame, panel: str, system: str) -> float | None:
     """The crossing as the paper's curve can be read: linearly between our mean latencies at the drawn rates."""
-    curve = rows[(rows["part"] == "latency") & (rows["assumption"] == MAIN) & (rows["panel"] == panel) & (rows["system"] == system)]
+    curve = rows[
+        (rows["part"] == "latency")
+        & (rows["assumption"] == MAIN)
+        & (rows["panel"] == panel)
+        & (rows["system"] == system)
+    ]
     means = curve.groupby("rate")["latency_s_per_token"].mean()
     return paper.crossing(list(means.items()), LEVEL)
 
@@ -158,7 +217,11 @@ def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
     with plotting.house():
         curves, axes = plotting.panels(titles, columns=len(params.models), width=3.6, height=2.6)
         for axis, panel in zip(axes, params.panels):
-            drawn = {name: paper.points("fig12", panel, name) for name in params.systems if name in paper.figure("fig12")[panel]}
+            drawn = {
+                name: paper.points("fig12", panel, name)
+                for name in params.systems
+                if name in paper.figure("fig12")[panel]
+            }
             here = latency[latency["panel"] == panel]
             _band(axis, here[here["assumption"].str.startswith("slope:")], plotting.styles(params.systems))
             plotting.curves(axis, main[main["panel"] == panel], "rate", "latency_s_per_token", paper=drawn)
@@ -167,8 +230,12 @@ def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
             axis.set_xlabel("request rate (req/s)")
             axis.set_ylabel("normalized latency (s/token)")
         plotting.legend(curves, main, with_paper=True)
-        plotting.footer(curves, main, with_paper=True,
-                        note="Pale: the other ways to split Fig. 1's slope. Calibrated on vLLM's lowest rate in each panel")
+        plotting.footer(
+            curves,
+            main,
+            with_paper=True,
+            note="Pale: the other ways to split Fig. 1's slope. Calibrated on vLLM's lowest rate in each panel",
+        )
         figures = {"fig12_basic_sampling": curves}
         if params.crossings:
             figures["fig12_crossings"] = _draw_crossings(rows, params, plotting)
@@ -185,7 +252,9 @@ def _draw_crossings(rows: pd.DataFrame, params: Params, plotting: Any) -> Figure
     found = rows[rows["part"] == "crossing"]
     names = [name for name in params.systems if name in paper.figure("fig12")[params.panels[0]]]
     looks = plotting.styles(params.systems)
-    figure, (axis,) = plotting.panels(["Crossing of 0.5 s/token: deviation from the paper's curve"], width=9.0, height=3.4)
+    figure, (axis,) = plotting.panels(
+        ["Crossing of 0.5 s/token: deviation from the paper's curve"], width=9.0, height=3.4
+    )
     axis.axhspan(-15, 15, color="#EEEEEE", zorder=0)
     axis.axhline(0, color="#888888", linewidth=0.8)
     for place, panel in enumerate(params.panels):
@@ -195,8 +264,15 @@ def _draw_crossings(rows: pd.DataFrame, params: Params, plotting: Any) -> Figure
             deviation = 100 * (rates / drawn - 1)
             x = place + (index - (len(names) - 1) / 2) * 0.15
             look = dict(color=looks[name].color, marker=looks[name].marker)
-            axis.errorbar(x, deviation.mean(), [[deviation.mean() - deviation.min()], [deviation.max() - deviation.mean()]],
-                          capsize=2.5, markersize=5.5, linewidth=1.1, **look)
+            axis.errorbar(
+                x,
+                deviation.mean(),
+                [[deviation.mean() - deviation.min()], [deviation.max() - deviation.mean()]],
+                capsize=2.5,
+                markersize=5.5,
+                linewidth=1.1,
+                **look,
+            )
             if (read := grid_reading(rows, panel, name)) is not None:
                 axis.plot(x + 0.05, 100 * (read / drawn - 1), markerfacecolor="none", markersize=5, **look)
     axis.set_xticks(range(len(params.panels)), [_title(panel).replace(", ", "\n") for panel in params.panels])
@@ -214,15 +290,23 @@ def _title(panel: str) -> str:
 
 def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
     found = rows[rows["part"] == "crossing"]
-    if found.empty or params != replace(Params(), seeds=params.seeds, band_seeds=params.band_seeds, lengths=params.lengths):
+    if found.empty or params != replace(
+        Params(), seeds=params.seeds, band_seeds=params.band_seeds, lengths=params.lengths
+    ):
         return []  # short traces saturate later, and a part of the panels is no figure
     rates = found.groupby(["panel", "system"])["crossing_rate"]
     mean, low, high = (dict(getattr(rates, statistic)()) for statistic in ("mean", "min", "max"))
-    orcas_and_vllm = [name for name in params.systems if name in paper.figure("fig12")[params.panels[0]] and name != "faster-transformer"]
+    orcas_and_vllm = [
+        name
+        for name in params.systems
+        if name in paper.figure("fig12")[params.panels[0]] and name != "faster-transformer"
+    ]
 
     def table(value: Callable[[tuple[str, str]], Any]) -> dict[str, Any]:
-        return {"crossings": {panel: {name: value((panel, name)) for name in orcas_and_vllm} for panel in params.panels},
-                "faster-transformer": {panel: value((panel, "faster-transformer")) for panel in params.panels}}
+        return {
+            "crossings": {panel: {name: value((panel, name)) for name in orcas_and_vllm} for panel in params.panels},
+            "faster-transformer": {panel: value((panel, "faster-transformer")) for panel in params.panels},
+        }
 
     def ratio(panel: str, other: str) -> float:
         return mean[panel, "vllm"] / mean[panel, other]
@@ -230,22 +314,47 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
     def by_model(other: str) -> dict[str, float]:
         return {model: ratio(f"{model}/sharegpt", other) for model in params.models}
 
-    read = "; ".join(f"{panel} {name} {reading:.3g}" for panel in params.panels for name in orcas_and_vllm
-                     if (reading := grid_reading(rows, panel, name)) is not None)
+    read = "; ".join(
+        f"{panel} {name} {reading:.3g}"
+        for panel in params.panels
+        for name in orcas_and_vllm
+        if (reading := grid_reading(rows, panel, name)) is not None
+    )
     return [
-        Judgement("fig12-curves", table(mean.get), "modelled", table(lambda key: [low[key], high[key]]),
-                  note=f"Bisected on our own curve to {params.precision:.0%}. Read on the paper's coarse grid instead, where "
-                       f"its last rate lies above the crossing: {read}."),
+        Judgement(
+            "fig12-curves",
+            table(mean.get),
+            "modelled",
+            table(lambda key: [low[key], high[key]]),
+            note=f"Bisected on our own curve to {params.precision:.0%}. Read on the paper's coarse grid instead, where "
+            f"its last rate lies above the crossing: {read}.",
+        ),
         Judgement("rate-vs-oracle-sharegpt", by_model("orca-oracle"), "modelled"),
         Judgement("rate-vs-max-sharegpt", by_model("orca-max"), "modelled"),
-        Judgement("rate-vs-fastertransformer", max(ratio(panel, "faster-transformer") for panel in params.panels), "modelled",
-                  note="With a batch limit of 5 (ShareGPT) or 14 (Alpaca) for OPT-13B, scaled with the K/V slots for the others."),
-        Judgement("opt175b-alpaca-compute-bound",
-                  {name: ratio("opt-175b/alpaca", name) for name in ("orca-oracle", "orca-pow2")}, "modelled"),
-        Judgement("throughput-2-to-4x", [min(by_model("orca-oracle").values()), max(by_model("orca-max").values())], "modelled",
-                  note="Least ratio to Orca (Oracle) and greatest to Orca (Max) on ShareGPT, at 0.5 s/token."),
-        Judgement("larger-gains-elsewhere", {
-            "longer-sequences": ratio("opt-13b/sharegpt", "orca-oracle") > ratio("opt-13b/alpaca", "orca-oracle"),
-            "larger-models": ratio("opt-175b/sharegpt", "orca-oracle") > ratio("opt-13b/sharegpt", "orca-oracle"),
-        }, "modelled"),
+        Judgement(
+            "rate-vs-fastertransformer",
+            max(ratio(panel, "faster-transformer") for panel in params.panels),
+            "modelled",
+            note="With a batch limit of 5 (ShareGPT) or 14 (Alpaca) for OPT-13B, scaled with the K/V slots for the "
+            "others.",
+        ),
+        Judgement(
+            "opt175b-alpaca-compute-bound",
+            {name: ratio("opt-175b/alpaca", name) for name in ("orca-oracle", "orca-pow2")},
+            "modelled",
+        ),
+        Judgement(
+            "throughput-2-to-4x",
+            [min(by_model("orca-oracle").values()), max(by_model("orca-max").values())],
+            "modelled",
+            note="Least ratio to Orca (Oracle) and greatest to Orca (Max) on ShareGPT, at 0.5 s/token.",
+        ),
+        Judgement(
+            "larger-gains-elsewhere",
+            {
+                "longer-sequences": ratio("opt-13b/sharegpt", "orca-oracle") > ratio("opt-13b/alpaca", "orca-oracle"),
+                "larger-models": ratio("opt-175b/sharegpt", "orca-oracle") > ratio("opt-13b/sharegpt", "orca-oracle"),
+            },
+            "modelled",
+        ),
     ]

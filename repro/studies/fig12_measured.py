@@ -1,12 +1,13 @@
-"""The paper's comparison measured on a GPU: saturated throughput of the five systems, and what their memory held meanwhile.
+"""The paper's comparison measured on a GPU: saturated throughput of the five systems, and what their memory held
+meanwhile.
 
-Same scheduler, memory managers, kernels and model code for all; OPT-13B with the 12 GB pool of Table 1, whatever the card, so that the
-ratios between systems can be laid beside the paper's (Fig. 12's rates at 0.5 s/token). Absolute numbers belong to the card. Rows come
-from `python -m repro.measure`: this machine's own, or those recorded with the project; nothing is measured here.
+Same scheduler, memory managers, kernels and model code for all; OPT-13B with the 12 GB pool of Table 1, whatever the
+card, so that the ratios between systems can be laid beside the paper's (Fig. 12's rates at 0.5 s/token). Absolute
+numbers belong to the card. Rows come from `python -m repro.measure`: this machine's own, or those recorded with the
+project; nothing is measured here.
 
-The scheduler then replays each run on the same trace, with every step as long as the measured mean: memory and batch must come out the
-same (Fig. 2 and 13 of the same runs), since both follow from decisions and not from speed.
-"""
+The scheduler then replays each run on the same trace, with every step as long as the measured mean: memory and batch
+must come out the same (Fig. 2 and 13 of the same runs), since both follow from decisions and not from speed."""
 
 from __future__ import annotations
 
@@ -33,35 +34,66 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CAPTION = {
-    "fig12_measured": "Saturated throughput of the five systems on one GPU: OPT-13B, fp16, 12 GB of K/V. Whiskers: 95 % interval from five "
-                      "parts of the run. Under each bar, how many times as much vLLM delivers, here with its interval and in the paper (its rates at 0.5 "
-                      "s/token, Fig. 12a and d).",
-    "fig12_measured_latency": "Normalized latency of the same systems below saturation, against the request rate as a multiple of what "
-                              "vLLM sustains; hollow: the paper's curves in the same relative axis (A100). The GPU decides how high a curve "
-                              "begins, memory how far it reaches.",
-    "fig12_measured_memory": "What the pool held in the same runs, measured, and beside it (hollow) the scheduler's replay of the same "
-                             "trace: equal within the noise of where a window falls.",
+    "fig12_measured": "Saturated throughput of the five systems on one GPU: OPT-13B, fp16, 12 GB of K/V. Whiskers: "
+    "95 % interval from five "
+    "parts of the run. Under each bar, how many times as much vLLM delivers, here with its interval and in the paper "
+    "(its rates at 0.5 "
+    "s/token, Fig. 12a and d).",
+    "fig12_measured_latency": "Normalized latency of the same systems below saturation, against the request rate as "
+    "a multiple of what "
+    "vLLM sustains; hollow: the paper's curves in the same relative axis (A100). The GPU decides how high a curve "
+    "begins, memory how far it reaches.",
+    "fig12_measured_memory": "What the pool held in the same runs, measured, and beside it (hollow) the scheduler's "
+    "replay of the same "
+    "trace: equal within the noise of where a window falls.",
 }
 WORKLOADS = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}
 MARKS = {"overloaded": "↑"}
 KINDS = ("saturated", "latency", "generate")
-METRICS = ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "finished_rate", "mean_batch", "latency_s_per_token", "preemptions", *PIECES)
+METRICS = (
+    "tokens_per_s",
+    "tokens_per_s_low",
+    "tokens_per_s_high",
+    "finished_rate",
+    "mean_batch",
+    "latency_s_per_token",
+    "preemptions",
+    *PIECES,
+)
 
 
 def points(params: Params) -> list[Point]:
     given = kept.runs(params.gpu, *KINDS)
-    replays = [Point(replayed, given | {"key": row["key"]}, weight=10.0)
-               for row in kept.read(**given) if row["kind"] == "saturated" and row["n"] in (None, 1)]
+    replays = [
+        Point(replayed, given | {"key": row["key"]}, weight=10.0)
+        for row in kept.read(**given)
+        if row["kind"] == "saturated" and row["n"] in (None, 1)
+    ]
     return [Point(measured, given), *replays]
 
 
 def measured(path: Path, evidence: str) -> list[dict[str, Any]]:
     """The rows of the file that this study draws, with the columns it needs."""
-    return [{"part": row["kind"], "system": row["system"], "workload": row["workload"], "n": row.get("n") or 1, "rate": row.get("rate"),
-             "multiple": row.get("multiple"), "mark": row.get("mark"), **{name: row.get(name) for name in METRICS},
-             "model": row["model"], "kv_slots": row["kv_slots"],
-             "evidence": evidence, "device": row["device"], "seed": row.get("seed"), "trace_hash": row["trace_hash"]}
-            for row in kept.read(path, evidence) if row["kind"] in KINDS]
+    return [
+        {
+            "part": row["kind"],
+            "system": row["system"],
+            "workload": row["workload"],
+            "n": row.get("n") or 1,
+            "rate": row.get("rate"),
+            "multiple": row.get("multiple"),
+            "mark": row.get("mark"),
+            **{name: row.get(name) for name in METRICS},
+            "model": row["model"],
+            "kv_slots": row["kv_slots"],
+            "evidence": evidence,
+            "device": row["device"],
+            "seed": row.get("seed"),
+            "trace_hash": row["trace_hash"],
+        }
+        for row in kept.read(path, evidence)
+        if row["kind"] in KINDS
+    ]
 
 
 def replayed(path: Path, evidence: str, key: str) -> dict[str, Any]:
@@ -71,13 +103,22 @@ def replayed(path: Path, evidence: str, key: str) -> dict[str, Any]:
     steps = StepTimes("replay", False, (1,), (step_s,), 0.0, (0,), (1,), ((step_s,),), step_s)
     deployment = replace(DEPLOYMENTS["opt-13b"], kv_slots=row["kv_slots"])
     found = predict(Load.of(row), deployment, steps)
-    return {"part": "replayed", **{name: found[name] for name in ("system", "workload", "n", "rate", "mark", *METRICS)}, "multiple": None,
-            "model": row["model"], "kv_slots": row["kv_slots"], "evidence": "replayed", "device": None, "seed": found["seed"], "trace_hash": found["trace_hash"]}
+    return {
+        "part": "replayed",
+        **{name: found[name] for name in ("system", "workload", "n", "rate", "mark", *METRICS)},
+        "multiple": None,
+        "model": row["model"],
+        "kv_slots": row["kv_slots"],
+        "evidence": "replayed",
+        "device": None,
+        "seed": found["seed"],
+        "trace_hash": found["trace_hash"],
+    }
 
 
 def multiple_of(rows: pd.DataFrame, name: str) -> tuple[float, float] | None:
-    """How many times a system's throughput vLLM delivers, and by how much that may be off if the intervals of both runs are
-    independent; None if one of the two is not there."""
+    """How many times a system's throughput vLLM delivers, and by how much that may be off if the intervals of both runs
+    are independent; None if one of the two is not there."""
     means = rows.groupby("system")[["tokens_per_s", "tokens_per_s_high"]].mean().reindex(["vllm", name])
     if means.isna().any(axis=None):
         return None
@@ -123,24 +164,44 @@ def _draw_throughput(axis: Axes, rows: pd.DataFrame, workload: str, plotting: An
         found = chosen[chosen["system"] == name]
         first, _, second = plotting.label(name).partition(" (")
         here = "×{:.2f}\n± {:.2f}".format(*ours[name]) if name in ours else ""
-        names.append(f"{first}\n{'(' + second if second else ''}\n{here}\n{f'(×{theirs[name]:.2f})' if name in theirs else ''}")
+        names.append(
+            f"{first}\n{'(' + second if second else ''}\n{here}\n{f'(×{theirs[name]:.2f})' if name in theirs else ''}"
+        )
         if found.empty:
             axis.text(place, 0, "not\nmeasured", ha="center", va="bottom", fontsize=8, color="#888888")
             continue
         mean = found["tokens_per_s"].mean()
         axis.bar(place, mean, 0.62, color=looks[name].color, edgecolor="black", linewidth=0.8)
-        axis.errorbar(place, mean, [[mean - found["tokens_per_s_low"].mean()], [found["tokens_per_s_high"].mean() - mean]],
-                      color="black", linewidth=1, capsize=3)
+        axis.errorbar(
+            place,
+            mean,
+            [[mean - found["tokens_per_s_low"].mean()], [found["tokens_per_s_high"].mean() - mean]],
+            color="black",
+            linewidth=1,
+            capsize=3,
+        )
         marks = sorted(set(found["mark"].dropna()) - {"steady"})
-        axis.annotate("\n".join([*marks, f"{mean:,.0f}"]), (place, found["tokens_per_s_high"].max()), (0, 3), textcoords="offset points", ha="center", fontsize=8.5)
+        axis.annotate(
+            "\n".join([*marks, f"{mean:,.0f}"]),
+            (place, found["tokens_per_s_high"].max()),
+            (0, 3),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8.5,
+        )
     axis.set_xticks(range(len(names)), names, fontsize=8.5)
     axis.yaxis.set_major_formatter("{x:,.0f}")
     axis.grid(axis="x", visible=False)
 
 
 def _draw_memory(rows: pd.DataFrame, plotting: Any) -> Figure:
-    figure, axes = plotting.panels([f"{label}: the K/V pool" for label in WORKLOADS.values()]
-                                   + [f"{label}: batched requests" for label in WORKLOADS.values()], columns=2, width=5.0, height=3.0)
+    figure, axes = plotting.panels(
+        [f"{label}: the K/V pool" for label in WORKLOADS.values()]
+        + [f"{label}: batched requests" for label in WORKLOADS.values()],
+        columns=2,
+        width=5.0,
+        height=3.0,
+    )
     both = rows[rows["part"].isin(["saturated", "replayed"]) & (rows["n"] == 1)]
     for index, workload in enumerate(WORKLOADS):
         chosen = both[both["workload"] == workload]
@@ -161,7 +222,12 @@ def _draw_latency(rows: pd.DataFrame, plotting: Any) -> Figure:
     latency = rows[rows["part"] == "latency"]
     for axis, workload in zip(axes, WORKLOADS):
         chosen = latency[latency["workload"] == workload]
-        saturated = rows[(rows["part"] == "saturated") & (rows["workload"] == workload) & (rows["system"] == "vllm") & (rows["n"] == 1)]
+        saturated = rows[
+            (rows["part"] == "saturated")
+            & (rows["workload"] == workload)
+            & (rows["system"] == "vllm")
+            & (rows["n"] == 1)
+        ]
         if chosen.empty or saturated.empty:
             axis.text(0.5, 0.5, "not measured", ha="center", transform=axis.transAxes, color="#888888")
             continue
@@ -170,14 +236,35 @@ def _draw_latency(rows: pd.DataFrame, plotting: Any) -> Figure:
         drawn, edge = paper.figure("fig12")[panel], paper.crossings("fig12", 0.5)[panel]["vllm"]
         chosen = chosen.assign(relative=chosen["rate"] / sustained)
         for _, row in chosen[chosen["mark"] != "steady"].dropna(subset=["latency_s_per_token"]).iterrows():
-            axis.annotate(MARKS.get(row["mark"], "?"), (row["relative"], row["latency_s_per_token"]), (0, 4),
-                          textcoords="offset points", fontsize=10, ha="center")
-        plotting.curves(axis, chosen, "relative", "latency_s_per_token",
-                        paper={name: [(rate / edge, value) for rate, value in paper.points("fig12", panel, name)]
-                               for name in SYSTEMS if name in drawn})
-        axis.set(xlabel="request rate / what vLLM sustains", ylabel="normalized latency (s/token)", yscale="log", xlim=(0, 1.3))
+            axis.annotate(
+                MARKS.get(row["mark"], "?"),
+                (row["relative"], row["latency_s_per_token"]),
+                (0, 4),
+                textcoords="offset points",
+                fontsize=10,
+                ha="center",
+            )
+        plotting.curves(
+            axis,
+            chosen,
+            "relative",
+            "latency_s_per_token",
+            paper={
+                name: [(rate / edge, value) for rate, value in paper.points("fig12", panel, name)]
+                for name in SYSTEMS
+                if name in drawn
+            },
+        )
+        axis.set(
+            xlabel="request rate / what vLLM sustains",
+            ylabel="normalized latency (s/token)",
+            yscale="log",
+            xlim=(0, 1.3),
+        )
     plotting.legend(figure, latency, with_paper=True)
-    plotting.footer(figure, latency, with_paper=True, note="↑ overloaded, a lower bound; ? too short, or the host was the limit")
+    plotting.footer(
+        figure, latency, with_paper=True, note="↑ overloaded, a lower bound; ? too short, or the host was the limit"
+    )
     return figure
 
 
@@ -191,13 +278,27 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
     evidence, device = rows.iloc[0]["evidence"], rows.iloc[0]["device"]
     found = []
     if len(generate) and ("vllm", 1) in rates:
-        found.append(Judgement("hf-24x", rates["vllm", 1] / generate["tokens_per_s"].mean(), evidence,
-                               note=f"OPT-13B on {device}, ShareGPT: vLLM saturated with 12 GB of K/V, over transformers' generate with "
-                                    "static batches of as many requests as fit the pool at their maximum length."))
+        found.append(
+            Judgement(
+                "hf-24x",
+                rates["vllm", 1] / generate["tokens_per_s"].mean(),
+                evidence,
+                note=f"OPT-13B on {device}, ShareGPT: vLLM saturated with 12 GB of K/V, over transformers' generate "
+                "with "
+                "static batches of as many requests as fit the pool at their maximum length.",
+            )
+        )
     several = sorted(n for system, n in rates.index if n > 1 and system == "vllm")
     if several and ("orca-max", several[0]) in rates:
         n = several[0]
-        found.append(Judgement("tgi-3.5x", rates["vllm", n] / rates["orca-max", n], evidence,
-                               note=f"OPT-13B on {device}, ShareGPT, {n} completions a request: vLLM over Orca (Max), which stands in for "
-                                    "Text Generation Inference."))
+        found.append(
+            Judgement(
+                "tgi-3.5x",
+                rates["vllm", n] / rates["orca-max", n],
+                evidence,
+                note=f"OPT-13B on {device}, ShareGPT, {n} completions a request: vLLM over Orca (Max), which stands "
+                "in for "
+                "Text Generation Inference.",
+            )
+        )
     return found

@@ -33,16 +33,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CAPTION = {
-    "fig16_shared_prefix": "Fig. 16: LLaMA-13B translates sentences after a shared prefix of 80 tokens (one example) or 341 "
-                           "(five). Hollow: the paper's points. Right: vLLM's rate at 0.5 s/token over Orca (Oracle)'s, as drawn "
-                           "and with one assumption changed; grey, the paper's ratio within 15 %. How fast prompts are computed and how "
-                           "long sentences are decide it, and neither is in the paper.",
+    "fig16_shared_prefix": "Fig. 16: LLaMA-13B translates sentences after a shared prefix of 80 tokens (one example) "
+    "or 341 "
+    "(five). Hollow: the paper's points. Right: vLLM's rate at 0.5 s/token over Orca (Oracle)'s, as drawn "
+    "and with one assumption changed; grey, the paper's ratio within 15 %. How fast prompts are computed and how "
+    "long sentences are decide it, and neither is in the paper."
 }
 MODEL, LEVEL = "llama-13b", 0.5  # s/token
 #: prefix tokens -> panel of Fig. 16
 PANELS = {80: "1-shot/80", 341: "5-shot/341"}
-#: What a request holds beyond the prefix is some 65 tokens, and even with it (110 to 400) it is shorter than ShareGPT's:
-#: of Fig. 12's two anchors for a 13B model we take Alpaca's. LLaMA-13B has none of its own.
+#: What a request holds beyond the prefix is some 65 tokens, and even with it (110 to 400) it is shorter than
+#: ShareGPT's: of Fig. 12's two anchors for a 13B model we take Alpaca's. LLaMA-13B has none of its own.
 ANCHOR = "opt-13b/alpaca"
 
 
@@ -68,8 +69,8 @@ DRAWN = next(iter(ASSUMPTIONS))
 
 @dataclass(frozen=True)
 class Params:
-    """`prefixes` in tokens. Traces last `max_seconds`, those of the right panel `sensitivity_seconds`. `sentences` replaces the
-    default lengths: "hub", a file of the data set, or a CSV file of pairs without the prefix."""
+    """`prefixes` in tokens. Traces last `max_seconds`, those of the right panel `sensitivity_seconds`. `sentences`
+    replaces the default lengths: "hub", a file of the data set, or a CSV file of pairs without the prefix."""
 
     prefixes: tuple[int, ...] = tuple(PANELS)
     max_seconds: float = 3600.0
@@ -97,43 +98,92 @@ def points(params: Params) -> list[Point]:
             shared = {"prefix_tokens": prefix, "system": system(name), "sentences": params.sentences}
             # The paper's rates lie close together where its own curve bends; ours bends a little before.
             rates = sorted({*drawn, *(round(share * max(drawn), 3) for share in (0.5, 0.65, 0.75, 0.85, 0.9))})
-            result += [Point(latency_at, shared | {"duration_s": params.max_seconds, "rate": rate, "seed": seed},
-                             weight=rate * params.max_seconds) for rate in rates for seed in params.seeds]
+            result += [
+                Point(
+                    latency_at,
+                    shared | {"duration_s": params.max_seconds, "rate": rate, "seed": seed},
+                    weight=rate * params.max_seconds,
+                )
+                for rate in rates
+                for seed in params.seeds
+            ]
             if not params.crossings:
                 continue
             runs = [(DRAWN, params.max_seconds, seed) for seed in params.seeds]
-            runs += [(name, params.sensitivity_seconds, params.seeds[0]) for name, assumption in ASSUMPTIONS.items()
-                     if params.sentences is None or assumption.scale == 1]
-            result += [Point(crossing_of, shared | {"assumption": assumption, "duration_s": seconds, "seed": seed,
-                                                    "start": max(drawn), "precision": params.precision},
-                             weight=7 * max(drawn) * seconds) for assumption, seconds, seed in runs]
+            runs += [
+                (name, params.sensitivity_seconds, params.seeds[0])
+                for name, assumption in ASSUMPTIONS.items()
+                if params.sentences is None or assumption.scale == 1
+            ]
+            result += [
+                Point(
+                    crossing_of,
+                    shared
+                    | {
+                        "assumption": assumption,
+                        "duration_s": seconds,
+                        "seed": seed,
+                        "start": max(drawn),
+                        "precision": params.precision,
+                    },
+                    weight=7 * max(drawn) * seconds,
+                )
+                for assumption, seconds, seed in runs
+            ]
     return result
 
 
 def _costs(assumption: Assumption) -> CostModel:
-    return cost_model("a100-2023", DEPLOYMENTS[MODEL], anchor=assumption.anchor, split=assumption.split,
-                      prefill_efficiency=assumption.prefill_efficiency)
+    return cost_model(
+        "a100-2023",
+        DEPLOYMENTS[MODEL],
+        anchor=assumption.anchor,
+        split=assumption.split,
+        prefill_efficiency=assumption.prefill_efficiency,
+    )
 
 
 def _measure(prefix_tokens: int, system: System, trace: Trace, costs: CostModel) -> dict[str, Any]:
     batch = BatchAverage(0.0, trace.card.duration_s)
     served = serve(system, DEPLOYMENTS[MODEL], trace, costs, observers=[batch], shared_prefix_tokens=prefix_tokens)
-    return {"prefix_tokens": prefix_tokens, "system": system.name, "evidence": "modelled", "device": costs.name,
-            "duration_s": trace.card.duration_s, "seed": trace.card.seed, "trace_hash": trace.hash, "requests": len(trace),
-            "batched_requests": batch.mean, "preemptions": served.engine.scheduler.num_preemptions,
-            "latency_s_per_token": served.latency_s_per_token}
+    return {
+        "prefix_tokens": prefix_tokens,
+        "system": system.name,
+        "evidence": "modelled",
+        "device": costs.name,
+        "duration_s": trace.card.duration_s,
+        "seed": trace.card.seed,
+        "trace_hash": trace.hash,
+        "requests": len(trace),
+        "batched_requests": batch.mean,
+        "preemptions": served.engine.scheduler.num_preemptions,
+        "latency_s_per_token": served.latency_s_per_token,
+    }
 
 
-def latency_at(prefix_tokens: int, system: System, sentences: str | None, duration_s: float, rate: float,
-               seed: int) -> dict[str, Any]:
+def latency_at(
+    prefix_tokens: int, system: System, sentences: str | None, duration_s: float, rate: float, seed: int
+) -> dict[str, Any]:
     """One point of a curve: mean normalized latency (s/token) at `rate` (req/s)."""
     trace = translation_trace(prefix_tokens, rate, duration_s, seed, sentences)
-    return {"part": "latency", "assumption": DRAWN, "rate": rate,
-            **_measure(prefix_tokens, system, trace, _costs(ASSUMPTIONS[DRAWN]))}
+    return {
+        "part": "latency",
+        "assumption": DRAWN,
+        "rate": rate,
+        **_measure(prefix_tokens, system, trace, _costs(ASSUMPTIONS[DRAWN])),
+    }
 
 
-def crossing_of(prefix_tokens: int, system: System, sentences: str | None, assumption: str, duration_s: float, seed: int,
-                start: float, precision: float) -> dict[str, Any]:
+def crossing_of(
+    prefix_tokens: int,
+    system: System,
+    sentences: str | None,
+    assumption: str,
+    duration_s: float,
+    seed: int,
+    start: float,
+    precision: float,
+) -> dict[str, Any]:
     """The rate (req/s) at which the latency reaches 0.5 s/token, and the requests that are batched at that rate."""
     chosen = ASSUMPTIONS[assumption]
     costs = _costs(chosen)
@@ -150,12 +200,22 @@ def shared_prompt(users: int = 10, prompt_tokens: int = 4000) -> dict[str, Any]:
     """Physical blocks that hold a prompt which ten requests share, in the real manager at block size 16."""
     manager = PagedKVCacheManager(num_blocks=1000)
     manager.store_prefix("system", prompt_tokens)
-    groups = [SequenceGroup(Request(user, 0.0, prompt_tokens + 1, 1, SamplingParams(), "system")) for user in range(users)]
+    groups = [
+        SequenceGroup(Request(user, 0.0, prompt_tokens + 1, 1, SamplingParams(), "system")) for user in range(users)
+    ]
     for group in groups:
         manager.allocate(group, group.request.prompt_tokens)
-    of_prompt = {block for group in groups for block in manager.block_table(group.seqs[0])[:prompt_tokens // manager.block_size]}
-    return {"part": "shared prompt", "evidence": "exact", "device": None, "seed": None, "trace_hash": None,
-            "blocks_of_prompt": len(of_prompt)}
+    of_prompt = {
+        block for group in groups for block in manager.block_table(group.seqs[0])[: prompt_tokens // manager.block_size]
+    }
+    return {
+        "part": "shared prompt",
+        "evidence": "exact",
+        "device": None,
+        "seed": None,
+        "trace_hash": None,
+        "blocks_of_prompt": len(of_prompt),
+    }
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
@@ -164,18 +224,31 @@ def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
     latency = rows[rows["part"] == "latency"]
     titles = [f"LLaMA-13B, {prefix} shared tokens" for prefix in params.prefixes]
     with plotting.house():
-        figure, axes = plotting.panels(titles + ["vLLM's rate over Orca (Oracle)'s"] * params.crossings, width=3.9, height=3.2)
+        figure, axes = plotting.panels(
+            titles + ["vLLM's rate over Orca (Oracle)'s"] * params.crossings, width=3.9, height=3.2
+        )
         for axis, prefix in zip(axes, params.prefixes):
-            drawn = {name: paper.points("fig16", PANELS[prefix], name) for name in ("orca-oracle", "vllm")} \
-                if prefix in PANELS else None
-            plotting.curves(axis, latency[latency["prefix_tokens"] == prefix], "rate", "latency_s_per_token", paper=drawn)
+            drawn = (
+                {name: paper.points("fig16", PANELS[prefix], name) for name in ("orca-oracle", "vllm")}
+                if prefix in PANELS
+                else None
+            )
+            plotting.curves(
+                axis, latency[latency["prefix_tokens"] == prefix], "rate", "latency_s_per_token", paper=drawn
+            )
             axis.set(xlabel="request rate (req/s)", ylabel="normalized latency (s/token)", xlim=(0, None), ylim=(0, 1))
         if params.crossings:
             _draw_ratios(axes[-1], _ratios(rows, params.sensitivity_seconds))
         plotting.legend(figure, latency, with_paper=True)
-        plotting.footer(figure, latency, with_paper=True, note=f"Calibrated on {ANCHOR} of Fig. 12; sentences of "
-                        f"{MEAN_TOKENS[0]:g} and {MEAN_TOKENS[1]:g} tokens on average" if params.sentences is None else
-                        f"Calibrated on {ANCHOR} of Fig. 12; sentences: {params.sentences}")
+        plotting.footer(
+            figure,
+            latency,
+            with_paper=True,
+            note=f"Calibrated on {ANCHOR} of Fig. 12; sentences of "
+            f"{MEAN_TOKENS[0]:g} and {MEAN_TOKENS[1]:g} tokens on average"
+            if params.sentences is None
+            else f"Calibrated on {ANCHOR} of Fig. 12; sentences: {params.sentences}",
+        )
     return {"fig16_shared_prefix": figure}
 
 
@@ -211,17 +284,28 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
     spread = _ratios(rows, params.sensitivity_seconds).groupby(level="assumption", sort=False).mean()
     found = rows[(rows["part"] == "crossing") & (rows["duration_s"] == params.max_seconds)]
     means = found.groupby(["prefix_tokens", "system"])[["crossing_rate", "batched_requests"]].mean()
-    measured = "; ".join(f"{prefix:g} tokens, {name}: {row['crossing_rate']:.2f} req/s with {row['batched_requests']:.0f} batched"
-                         for (prefix, name), row in means.iterrows())
-    others = "; ".join(f"{name}: " + ", ".join(f"{spread[prefix][name]:.2f}" for prefix in PANELS) for name in spread.index)
+    measured = "; ".join(
+        f"{prefix:g} tokens, {name}: {row['crossing_rate']:.2f} req/s with {row['batched_requests']:.0f} batched"
+        for (prefix, name), row in means.iterrows()
+    )
+    others = "; ".join(
+        f"{name}: " + ", ".join(f"{spread[prefix][name]:.2f}" for prefix in PANELS) for name in spread.index
+    )
     config = DEPLOYMENTS[MODEL]
     drawn = paper.crossings("fig16", LEVEL)[PANELS[341]]["orca-oracle"]
     matrix_share = drawn * (341 + MEAN_TOKENS[0]) * config.model.flops_per_token / config.device.flops_per_s
     keys = {prefix: panel.replace("/", "-") for prefix, panel in PANELS.items()}
-    judgements.append(Judgement(
-        "fig16-shared-prefix", {key: ratios[prefix].mean() for prefix, key in keys.items()}, "modelled",
-        {key: [spread[prefix].min(), spread[prefix].max()] for prefix, key in keys.items()},
-        note=f"{measured}. The interval spans sentence lengths and the cost model's assumptions, on traces of "
-             f"{params.sensitivity_seconds:g} s: {others}. The paper's own Orca curve ({drawn:.2f} req/s with 341 tokens) "
-             f"computes prompts at {matrix_share:.2f} of the datasheet's matrix rate, so prefill cannot be as slow as 0.3."))
+    judgements.append(
+        Judgement(
+            "fig16-shared-prefix",
+            {key: ratios[prefix].mean() for prefix, key in keys.items()},
+            "modelled",
+            {key: [spread[prefix].min(), spread[prefix].max()] for prefix, key in keys.items()},
+            note=f"{measured}. The interval spans sentence lengths and the cost model's assumptions, on traces of "
+            f"{params.sensitivity_seconds:g} s: {others}. The paper's own Orca curve ({drawn:.2f} req/s with 341 "
+            "tokens) "
+            f"computes prompts at {matrix_share:.2f} of the datasheet's matrix rate, so prefill cannot be as slow as "
+            "0.3.",
+        )
+    )
     return judgements

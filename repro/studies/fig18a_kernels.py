@@ -54,19 +54,15 @@ PERMUTED, IN_ORDER = "ours, permuted blocks", "ours, blocks in order"
 FLASH, CUDNN = "SDPA flash", "SDPA cuDNN"
 OURS = {"permuted": PERMUTED, "in order": IN_ORDER}
 #: kernel -> colour, marker
-LOOKS = {
-    PERMUTED: ("#0072B2", "o"),
-    IN_ORDER: ("#56B4E9", "P"),
-    FLASH: ("#999933", "D"),
-    CUDNN: ("#882255", "<"),
-}
+LOOKS = {PERMUTED: ("#0072B2", "o"), IN_ORDER: ("#56B4E9", "P"), FLASH: ("#999933", "D"), CUDNN: ("#882255", "<")}
 CLOCKED = {"linewidth": 1.6, "markersize": 5.5, "markeredgecolor": "black", "markeredgewidth": 0.7}
 HOLLOW = {"linestyle": (0, (1, 1.6)), "linewidth": 1.0, "markersize": 7, "markerfacecolor": "none"}
 
 
 @dataclass(frozen=True)
 class Params:
-    """`gpu` as for repro.measure.kept: "auto" or a folder of experiments/recorded; `dtype` that of the many shapes (all else is float16)."""
+    """`gpu` as for repro.measure.kept: "auto" or a folder of experiments/recorded; `dtype` that of the many shapes (all
+    else is float16)."""
 
     gpu: str = kept.AUTO
     dtype: str = "float16"
@@ -95,19 +91,25 @@ def recorded(path: Path, manifest: Path, evidence: str) -> list[dict[str, Any]]:
     with open(path, newline="", encoding="utf-8") as file:
         # A kernel that did not take a shape has a remark in place of a time.
         chosen = [row for row in csv.DictReader(file) if row["benchmark"] in BENCHMARKS and row["us"]]
-    return [{
-        "part": row["benchmark"],
-        "kernel": OURS[row["blocks"]] if row["contender"] == "ours" else row["contender"],
-        "heads": row["heads"],
-        "dtype": row["dtype"],
-        "batch": int(float(row["batch"])),
-        "context": row["context"],
-        "block_size": int(float(row["block_size"])) if row["block_size"] else None,
-        "launch": row["launch"],
-        "microseconds": float(row["us"]),
-        "fraction_of_copy": float(row["fraction_of_copy"]),
-        "evidence": evidence, "device": about["device"], "seed": None, "trace_hash": None,
-    } for row in chosen]
+    return [
+        {
+            "part": row["benchmark"],
+            "kernel": OURS[row["blocks"]] if row["contender"] == "ours" else row["contender"],
+            "heads": row["heads"],
+            "dtype": row["dtype"],
+            "batch": int(float(row["batch"])),
+            "context": row["context"],
+            "block_size": int(float(row["block_size"])) if row["block_size"] else None,
+            "launch": row["launch"],
+            "microseconds": float(row["us"]),
+            "fraction_of_copy": float(row["fraction_of_copy"]),
+            "evidence": evidence,
+            "device": about["device"],
+            "seed": None,
+            "trace_hash": None,
+        }
+        for row in chosen
+    ]
 
 
 def paper_scale(rows: pd.DataFrame) -> pd.DataFrame:
@@ -154,13 +156,24 @@ def _kernels(rows: pd.DataFrame) -> Figure:
     for axis, batch in zip(axes, BATCHES):
         for system, text in (("vllm", "paged, A100"), ("faster-transformer", "FasterTransformer, A100")):
             style = plotting.STYLE[system]
-            axis.plot(*zip(*paper_times(system, batch).items()), color=style.color, marker=style.marker,
-                      label=f"the paper: {text}", **HOLLOW)
+            axis.plot(
+                *zip(*paper_times(system, batch).items()),
+                color=style.color,
+                marker=style.marker,
+                label=f"the paper: {text}",
+                **HOLLOW,
+            )
         for kernel, (color, marker) in LOOKS.items():
             # Blocks in order lie under permuted ones, nearly at the same place: wider, so that both are seen.
             wide = {"linewidth": 4.5, "markersize": 10, "zorder": 1.5} if kernel == IN_ORDER else {}
-            axis.plot(CONTEXTS, times.loc[batch, kernel].loc[list(CONTEXTS)], color=color, marker=marker,
-                      label=kernel, **CLOCKED | wide)
+            axis.plot(
+                CONTEXTS,
+                times.loc[batch, kernel].loc[list(CONTEXTS)],
+                color=color,
+                marker=marker,
+                label=kernel,
+                **CLOCKED | wide,
+            )
         axis.set(yscale="log", ylim=(5, 300), ylabel="us")
         axis.set_yticks((5, 10, 20, 50, 100, 200), ("5", "10", "20", "50", "100", "200"))
         axis.minorticks_off()
@@ -171,9 +184,15 @@ def _kernels(rows: pd.DataFrame) -> Figure:
         axis.set(xlim=(56, 295), xlabel="context (tokens)")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=9, handlelength=2.6)
-    plotting.footer(figure, rows, with_paper=True, note=(
-        "Levels differ by GPU and program; the right panel's pairs are of one run each. Blocks in order are "
-        "contiguous, but still looked up"))
+    plotting.footer(
+        figure,
+        rows,
+        with_paper=True,
+        note=(
+            "Levels differ by GPU and program; the right panel's pairs are of one run each. Blocks in order are "
+            "contiguous, but still looked up"
+        ),
+    )
     return figure
 
 
@@ -181,12 +200,23 @@ def _overheads(axis: Axes, times: pd.DataFrame) -> None:
     """Three pairs of kernels, each at both batches."""
     axis.axhline(0, color="#888888", linewidth=0.8)
     for batch, marker in zip(BATCHES, "os"):
-        axis.plot(*zip(*paper_overhead(batch).items()), color="#B04C8E", marker=marker,
-                  label=f"the paper over FasterTransformer, batch {batch}", **HOLLOW)
+        axis.plot(
+            *zip(*paper_overhead(batch).items()),
+            color="#B04C8E",
+            marker=marker,
+            label=f"the paper over FasterTransformer, batch {batch}",
+            **HOLLOW,
+        )
     for over, text in ((IN_ORDER, "ours over blocks in order"), (CUDNN, "ours over SDPA cuDNN")):
         for batch, marker in zip(BATCHES, "os"):
-            axis.plot(CONTEXTS, overhead(times, over)[batch].loc[list(CONTEXTS)], color=LOOKS[over][0],
-                      marker=marker, label=f"{text}, batch {batch}", **CLOCKED)
+            axis.plot(
+                CONTEXTS,
+                overhead(times, over)[batch].loc[list(CONTEXTS)],
+                color=LOOKS[over][0],
+                marker=marker,
+                label=f"{text}, batch {batch}",
+                **CLOCKED,
+            )
     axis.set(ylabel="% more time", ylim=(-50, 95))
     axis.legend(fontsize=7.5, loc="upper right", frameon=True, framealpha=1.0, edgecolor="none")
 
@@ -202,9 +232,7 @@ def _places(rows: pd.DataFrame) -> dict[tuple[int, str], float]:
     return places
 
 
-def _over_shapes(
-    axis: Axes, rows: pd.DataFrame, y: str, kernel: str, places: dict[tuple[int, str], float]
-) -> None:
+def _over_shapes(axis: Axes, rows: pd.DataFrame, y: str, kernel: str, places: dict[tuple[int, str], float]) -> None:
     """One line for each batch."""
     color, marker = LOOKS[kernel]
     for batch, group in rows.groupby("batch"):
@@ -216,8 +244,16 @@ def _name_shapes(axis: Axes, places: dict[tuple[int, str], float]) -> None:
     axis.set_xticks(list(places.values()), [context for _, context in places], fontsize=7.5, rotation=45)
     for batch in dict.fromkeys(batch for batch, _ in places):
         own = [place for (other, _), place in places.items() if other == batch]
-        axis.text(sum(own) / len(own), 1.0, f"batch {batch}", transform=axis.get_xaxis_transform(),
-                  ha="center", va="top", fontsize=8.5, color="#555555")
+        axis.text(
+            sum(own) / len(own),
+            1.0,
+            f"batch {batch}",
+            transform=axis.get_xaxis_transform(),
+            ha="center",
+            va="top",
+            fontsize=8.5,
+            color="#555555",
+        )
     axis.set_xlabel("context (tokens)")
 
 
@@ -242,8 +278,11 @@ def _bandwidth(rows: pd.DataFrame) -> Figure:
             _over_shapes(axis, own, "fraction_of_copy", kernel, places)
         _name_shapes(axis, places)
         axis.set(ylabel="fraction of copy bandwidth", ylim=(0, 1.25))
-    handles = [Line2D([], [], color=color, marker=marker, label=kernel, **CLOCKED)
-               for kernel, (color, marker) in LOOKS.items() if kernel in kernels]
+    handles = [
+        Line2D([], [], color=color, marker=marker, label=kernel, **CLOCKED)
+        for kernel, (color, marker) in LOOKS.items()
+        if kernel in kernels
+    ]
     figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=9)
     _foot(figure, rows, "Ragged: contexts of 1 to 2048 tokens, not given to SDPA")
     return figure
@@ -269,8 +308,12 @@ def _paging(rows: pd.DataFrame) -> Figure:
     low, high = axes[0].get_ylim()
     axes[0].set_ylim(low, high + 0.12 * (high - low))
     least = costs.loc[costs["percent"].idxmin()]
-    _foot(figure, rows, f"The lowest, {least['batch']} x {least['context']}, is {least[PERMUTED]:.1f} us "
-                        f"against {least[IN_ORDER]:.1f} us")
+    _foot(
+        figure,
+        rows,
+        f"The lowest, {least['batch']} x {least['context']}, is {least[PERMUTED]:.1f} us "
+        f"against {least[IN_ORDER]:.1f} us",
+    )
     return figure
 
 
@@ -285,8 +328,14 @@ def _block_sizes(rows: pd.DataFrame) -> Figure:
         looks = zip(("#0072B2", "#E69F00", "#009E73", "#B04C8E"), "osD^")
         for ((batch, context), group), (color, marker) in zip(own, looks):
             times = group.set_index("block_size")["microseconds"].sort_index()
-            axis.plot(times.index, times / times[REFERENCE], color=color, marker=marker,
-                      label=f"{batch} x {context}, {times[REFERENCE]:.0f} us", **CLOCKED)
+            axis.plot(
+                times.index,
+                times / times[REFERENCE],
+                color=color,
+                marker=marker,
+                label=f"{batch} x {context}, {times[REFERENCE]:.0f} us",
+                **CLOCKED,
+            )
         axis.set_xscale("log", base=2)
         axis.set_xticks(sizes, list(map(str, sizes)))
         axis.set_xlabel("block size (tokens)")
@@ -302,12 +351,20 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
     times = paper_scale(rows)
     cost, fastest = overhead(times, IN_ORDER), times[[FLASH, CUDNN]].min(axis=1)
     less = 100 * (1 - times[PERMUTED] / fastest)
-    theirs = ", ".join(f"{min(found):.0f} to {max(found):.0f} % at batch {batch}"
-                       for batch in BATCHES for found in [paper_overhead(batch).values()])
-    return [Judgement(
-        "fig18a-kernel-overhead", [cost.min(), cost.max()], rows["evidence"].iloc[0],
-        note=f"Another GPU ({rows['device'].iloc[0]}) and other kernels than the paper's. Least and most "
-             "over its six shapes: ours over permuted blocks against the same kernel over blocks in order, "
-             "which looks them up as well. The paper compares with another program, FasterTransformer's; its "
-             f"own points give {theirs}. Against the faster of torch's two kernels on contiguous K and V, ours "
-             f"takes {less.min():.0f} to {less.max():.0f} % less time.")]
+    theirs = ", ".join(
+        f"{min(found):.0f} to {max(found):.0f} % at batch {batch}"
+        for batch in BATCHES
+        for found in [paper_overhead(batch).values()]
+    )
+    return [
+        Judgement(
+            "fig18a-kernel-overhead",
+            [cost.min(), cost.max()],
+            rows["evidence"].iloc[0],
+            note=f"Another GPU ({rows['device'].iloc[0]}) and other kernels than the paper's. Least and most "
+            "over its six shapes: ours over permuted blocks against the same kernel over blocks in order, "
+            "which looks them up as well. The paper compares with another program, FasterTransformer's; its "
+            f"own points give {theirs}. Against the faster of torch's two kernels on contiguous K and V, ours "
+            f"takes {less.min():.0f} to {less.max():.0f} % less time.",
+        )
+    ]

@@ -23,13 +23,7 @@ from repro.metrics import UsageSamples
 from repro.scheduler import PreemptionMode, Scheduler, SchedulerConfig, SchedulerOutput
 from repro.sequence import Request, SamplingParams
 from repro.simulation import requests_of, serve
-from repro.studies import (
-    fig02_memory_waste,
-    fig12_basic_sampling,
-    fig15_sharing,
-    fig17_chatbot,
-    fig19_preemption,
-)
+from repro.studies import fig02_memory_waste, fig12_basic_sampling, fig15_sharing, fig17_chatbot, fig19_preemption
 from repro.studies.both_readings import MODELS, draw_table
 from repro.studies.both_readings_drawn import draw_plots
 from repro.studies.common import check_positive, check_seeds, check_some, deployment_of, trace_of
@@ -103,8 +97,7 @@ def points(params: Params) -> list[Point]:
     ]
     result += [Point(until_completed, {"duration_s": seconds, "seed": seed}, weight=4 * SATURATED * seconds)]
     result += [
-        Point(swapped_out, SWAP_CASE | {"num_cpu_blocks": cpu}, weight=0.1)
-        for cpu in (1000, SWAP_CASE["num_blocks"])
+        Point(swapped_out, SWAP_CASE | {"num_cpu_blocks": cpu}, weight=0.1) for cpu in (1000, SWAP_CASE["num_blocks"])
     ]
     result += [
         Point(swapped_in_service, {"rate": rate, "duration_s": seconds, "seed": seed}, weight=rate * seconds)
@@ -139,9 +132,7 @@ def points(params: Params) -> list[Point]:
         precision=params.precision,
     )
     result += [
-        point
-        for point in fig12_basic_sampling.points(basic)
-        if point.function is fig12_basic_sampling.crossing_of
+        point for point in fig12_basic_sampling.points(basic) if point.function is fig12_basic_sampling.crossing_of
     ]
     result += [
         Point(
@@ -259,13 +250,7 @@ def swapped_in_service(rate: float, duration_s: float, seed: int) -> dict[str, A
     deployment, peak = deployment_of("opt-13b"), PeakSwapped()
     trace = trace_of("sharegpt", rate, duration_s, seed, None)
     costs = cost_model("a100-2023", deployment, anchor="opt-13b/sharegpt")
-    serve(
-        system("vllm").with_scheduler(preemption=PreemptionMode.SWAP),
-        deployment,
-        trace,
-        costs,
-        observers=(peak,),
-    )
+    serve(system("vllm").with_scheduler(preemption=PreemptionMode.SWAP), deployment, trace, costs, observers=(peak,))
     return _row(
         "swap in service",
         rate=rate,
@@ -294,10 +279,7 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
     return [
         Judgement(
             "swap-bounded-by-gpu",
-            bool(
-                (case["swapped"] <= case["num_blocks"]).all()
-                and (served["swapped"] <= served["num_blocks"]).all()
-            ),
+            bool((case["swapped"] <= case["num_blocks"]).all() and (served["swapped"] <= served["num_blocks"]).all()),
             "replayed",
             note="{num_requests} requests of {prompt_tokens} + {output_tokens} tokens on {num_blocks} blocks of one "
             "slot".format(**SWAP_CASE)

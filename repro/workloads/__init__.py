@@ -48,11 +48,10 @@ def make_trace(
     .parquet file, or "hub" for the data set on the Hugging Face hub; the last two count tokens with
     `tokenizer`, a hub id or a folder. Pairs with prompt + output > max_model_len are left out.
 
-    Equal arguments give equal traces. Arrivals of one seed at two rates are one pattern on two time scales.
-    Embedded lengths go with them: the same requests in the same order, more of them at the higher rate. A
-    file's or data set's first N pairs are shuffled anew for every N (`LengthPairs.draw`). Raises UserError for an unknown workload,
-    numbers that cannot be, or a source that cannot be read.
-    """
+    Equal arguments give equal traces. Arrivals of one seed at two rates are one pattern on two time scales. Embedded
+    lengths go with them: the same requests in the same order, more of them at the higher rate. A file's or data set's
+    first N pairs are shuffled anew for every N (`LengthPairs.draw`). Raises UserError for an unknown workload, numbers
+    that cannot be, or a source that cannot be read."""
     if workload not in WORKLOADS:
         raise UserError(f"unknown workload {workload!r}: the known ones are {', '.join(WORKLOADS)}")
     if isinstance(max_model_len, bool) or not isinstance(max_model_len, Integral) or max_model_len < 2:

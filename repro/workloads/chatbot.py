@@ -1,8 +1,8 @@
 """Chatbot requests (section 6.5, Fig. 17): each prompt is what fits of its conversation so far, and a new query.
 
 What: with probability 0.1 a request opens a conversation, otherwise one of those that run gets its next round. The
-prompt is the last 1024 tokens of history and query, the answer has at most 1024 tokens, and no K/V is kept from round to
-round. Queries and answers are drawn like the ShareGPT-like requests of the other experiments, one pair a round.
+prompt is the last 1024 tokens of history and query, the answer has at most 1024 tokens, and no K/V is kept from round
+to round. Queries and answers are drawn like the ShareGPT-like requests of the other experiments, one pair a round.
 
 How many prompts reach the full 1024 tokens decides the figure, and the paper does not say: it depends on how
 long ShareGPT's conversations are, and only first rounds are known here. By default a conversation never
@@ -40,7 +40,9 @@ class Conversations:
         if not 0 <= self.new_probability <= 1:
             raise UserError(f"new_probability = {self.new_probability} must be a probability, from 0 to 1")
         if self.mean_rounds is not None and not 1 <= self.mean_rounds < math.inf:
-            raise UserError(f"mean_rounds = {self.mean_rounds} must be at least 1, or None for conversations that never end")
+            raise UserError(
+                f"mean_rounds = {self.mean_rounds} must be at least 1, or None for conversations that never end"
+            )
 
     @cached_property
     def facts(self) -> SourceFacts:
@@ -49,9 +51,11 @@ class Conversations:
         length = "never ends" if self.mean_rounds is None else f"has {self.mean_rounds:g} rounds on average (geometric)"
         return SourceFacts(
             source=f"conversations of rounds from: {rounds.source}",
-            recipe=f"a new conversation with probability {self.new_probability:g} or when none runs, else the next round of a "
+            recipe=f"a new conversation with probability {self.new_probability:g} or when none runs, else the next "
+            "round of a "
             f"random one; a conversation {length}; means are those of 2,000 requests",
-            filter=f"the last {PROMPT_LIMIT} tokens of history and query; at most {OUTPUT_LIMIT} of output; {rounds.filter}",
+            filter=f"the last {PROMPT_LIMIT} tokens of history and query; at most {OUTPUT_LIMIT} of output; "
+            f"{rounds.filter}",
             num_pairs=None,
             dropped_share=rounds.dropped_share,
             mean_prompt_tokens=float(prompt),

@@ -84,13 +84,7 @@ def _spline_basis(knots: np.ndarray, position: np.ndarray) -> tuple[np.ndarray, 
     index = np.clip(np.searchsorted(knots, position, side="right") - 1, 0, len(knots) - 2)
     width = np.diff(knots)[index]
     s = (position - knots[index]) / width
-    return (
-        index,
-        (1 + 2 * s) * (1 - s) ** 2,
-        s * (1 - s) ** 2 * width,
-        s**2 * (3 - 2 * s),
-        -(s**2) * (1 - s) * width,
-    )
+    return (index, (1 + 2 * s) * (1 - s) ** 2, s * (1 - s) ** 2 * width, s**2 * (3 - 2 * s), -(s**2) * (1 - s) * width)
 
 
 def _monotone_slopes(knots: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -119,10 +113,7 @@ def fit_marginal(histogram: dict[str, Any]) -> Marginal:
     lengths = np.arange(first - 1, last + 1)
     index, left, left_slope, right, right_slope = _spline_basis(knots, lengths)
     cdf = (
-        left * values[index]
-        + left_slope * slopes[index]
-        + right * values[index + 1]
-        + right_slope * slopes[index + 1]
+        left * values[index] + left_slope * slopes[index] + right * values[index + 1] + right_slope * slopes[index + 1]
     )
     # The mean is last - sum(cdf[:-1]), linear in the start slope: one division fits the printed mean.
     per_slope = np.where(index == 0, left_slope, 0.0)

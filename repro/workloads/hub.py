@@ -97,17 +97,13 @@ def lengths_from_dataset(
     modified_ns = 0
     if path is not None:
         if Path(path).suffix not in DATASET_SUFFIXES or not Path(path).is_file():
-            raise UserError(
-                f"no data set file {path!r}: need an existing {', '.join(DATASET_SUFFIXES)}; or {_REMEDY}"
-            )
+            raise UserError(f"no data set file {path!r}: need an existing {', '.join(DATASET_SUFFIXES)}; or {_REMEDY}")
         modified_ns = Path(path).stat().st_mtime_ns
     return _load(workload, path, modified_ns, tokenizer, max_model_len)
 
 
 @functools.lru_cache(maxsize=8)
-def _load(
-    workload: str, path: str | None, modified_ns: int, tokenizer: str, max_model_len: int
-) -> LengthPairs:
+def _load(workload: str, path: str | None, modified_ns: int, tokenizer: str, max_model_len: int) -> LengthPairs:
     import datasets
 
     spec = DATASETS[workload]
@@ -130,9 +126,7 @@ def _load(
 
     features = datasets.Features({name: datasets.Value("int64") for name in COLUMNS})
     try:
-        counted = dataset.map(
-            count_tokens, batched=True, remove_columns=dataset.column_names, features=features
-        )
+        counted = dataset.map(count_tokens, batched=True, remove_columns=dataset.column_names, features=features)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
             f"{path or spec.hub_id}: a row is not in the format of {spec.hub_id} ({_first_line(error)})"
@@ -144,9 +138,7 @@ def _load(
     pairs = np.stack([np.asarray(counted[name], dtype=np.int64) for name in COLUMNS], axis=1)
     pairs = pairs[(pairs >= 1).all(axis=1)]
     where = Path(path).name if path else spec.hub_id
-    source = (
-        f"{where}, {len(pairs)} of {len(dataset)} rows have a prompt and an output, tokenizer {tokenizer}"
-    )
+    source = f"{where}, {len(pairs)} of {len(dataset)} rows have a prompt and an output, tokenizer {tokenizer}"
     return LengthPairs.filtered(pairs, source, workload, max_model_len)
 
 
@@ -157,9 +149,7 @@ def _load_tokenizer(name: str) -> Callable[..., Any]:
         return AutoTokenizer.from_pretrained(name, local_files_only=True)  # a folder, or already in the cache
     except (OSError, ValueError) as error:
         if Path(name).exists():
-            raise UserError(
-                f"no tokenizer can be loaded from the folder {name!r}: {_first_line(error)}"
-            ) from error
+            raise UserError(f"no tokenizer can be loaded from the folder {name!r}: {_first_line(error)}") from error
     _require_hub(f"tokenizer {name!r}")
     try:
         return AutoTokenizer.from_pretrained(name)
@@ -174,19 +164,13 @@ def _load_rows(spec: DatasetSpec, path: str | None) -> Any:
         _require_hub(f"data set {spec.hub_id!r}")
     try:
         if path is None:
-            return datasets.load_dataset(
-                spec.hub_id, spec.config, data_files=spec.data_files, split=spec.split
-            )
+            return datasets.load_dataset(spec.hub_id, spec.config, data_files=spec.data_files, split=spec.split)
         # load_dataset("json", ...) would ping a download counter on the network first, even for a local file
         reader = datasets.Dataset.from_parquet if path.endswith(".parquet") else datasets.Dataset.from_json
         return reader(path)
-    except (
-        Exception
-    ) as error:  # a foreign library at its door: what it raises for bad data differs by version
+    except Exception as error:  # a foreign library at its door: what it raises for bad data differs by version
         cause = error.__cause__ or error
-        raise UserError(
-            f"{path or spec.hub_id} cannot be loaded: {_first_line(cause)}; or {_REMEDY}"
-        ) from error
+        raise UserError(f"{path or spec.hub_id} cannot be loaded: {_first_line(cause)}; or {_REMEDY}") from error
 
 
 def _require_hub(wanted: str) -> None:
@@ -202,9 +186,7 @@ def _require_hub(wanted: str) -> None:
 
     def probe() -> None:
         try:
-            urllib.request.urlopen(
-                urllib.request.Request(endpoint, method="HEAD"), timeout=HUB_TIMEOUT_S
-            ).close()
+            urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=HUB_TIMEOUT_S).close()
         except urllib.error.HTTPError:
             pass  # it answered
         except (OSError, ValueError):

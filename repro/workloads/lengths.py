@@ -143,9 +143,7 @@ def _parse_csv(path: Path) -> np.ndarray:
     try:
         header = [name.strip() for name in next(rows, [])]
         if any(header.count(name) != 1 for name in COLUMNS):
-            raise fail(
-                1, f"the header must name {' and '.join(COLUMNS)} once each, it is {','.join(header)[:80]!r}"
-            )
+            raise fail(1, f"the header must name {' and '.join(COLUMNS)} once each, it is {','.join(header)[:80]!r}")
         columns = [header.index(name) for name in COLUMNS]
         pairs = []
         for row in rows:

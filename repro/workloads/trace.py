@@ -64,15 +64,9 @@ class TraceCard:
         source = self.source
         count = "a distribution" if source.num_pairs is None else f"{source.num_pairs:,} pairs"
         correlation = "undefined" if self.rank_correlation is None else f"{self.rank_correlation:+.3f}"
-        ranges = ", ".join(
-            f"{mean:.0f} for {name}" for name, _, mean in self.mean_output_by_prompt if mean is not None
-        )
+        ranges = ", ".join(f"{mean:.0f} for {name}" for name, _, mean in self.mean_output_by_prompt if mean is not None)
         levels = " ".join(f"{100 * level:g}" for level in QUANTILES) + " %"
-        paper = (
-            "equal those of the paper's trace"
-            if self.equals_paper_trace
-            else "are not those of the paper's trace"
-        )
+        paper = "equal those of the paper's trace" if self.equals_paper_trace else "are not those of the paper's trace"
         return "\n".join(
             [
                 f"{self.workload}: {self.num_requests:,} requests, {self.rate_per_s:g}/s for "
@@ -83,8 +77,7 @@ class TraceCard:
                 f"arrivals: {self.arrivals}",
                 f"this trace: mean {self.mean_prompt_tokens:.2f} / {self.mean_output_tokens:.2f}, rank "
                 f"correlation {correlation}, mean output {ranges} prompt tokens",
-                f"quantiles, {levels}: prompt {_whole(self.prompt_quantiles)}, output "
-                f"{_whole(self.output_quantiles)}",
+                f"quantiles, {levels}: prompt {_whole(self.prompt_quantiles)}, output {_whole(self.output_quantiles)}",
             ]
         )
 
@@ -180,9 +173,7 @@ def rank_correlation(x: np.ndarray, y: np.ndarray) -> float | None:
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
-def _mean_output_by_prompt(
-    prompt: np.ndarray, output: np.ndarray
-) -> tuple[tuple[str, int, float | None], ...]:
+def _mean_output_by_prompt(prompt: np.ndarray, output: np.ndarray) -> tuple[tuple[str, int, float | None], ...]:
     group = np.searchsorted(PROMPT_RANGES, prompt)
     counts = np.bincount(group, minlength=len(PROMPT_RANGES) + 1)
     totals = np.bincount(group, weights=output, minlength=len(PROMPT_RANGES) + 1)
@@ -191,9 +182,7 @@ def _mean_output_by_prompt(
     return tuple((name, int(n), float(t / n) if n else None) for name, n, t in zip(names, counts, totals))
 
 
-def build_trace(
-    workload: str, lengths: LengthSource, rate_per_s: float, duration_s: float, seed: int
-) -> Trace:
+def build_trace(workload: str, lengths: LengthSource, rate_per_s: float, duration_s: float, seed: int) -> Trace:
     """A trace of Poisson arrivals with lengths drawn from `lengths`; UserError when no request arrives."""
     arrival_s = poisson_arrivals(rate_per_s, duration_s, seed)
     if len(arrival_s) == 0:

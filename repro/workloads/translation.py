@@ -84,8 +84,11 @@ class WithPrefix:
     @property
     def facts(self) -> SourceFacts:
         facts = self.sentences.facts
-        return replace(facts, recipe=f"{self.prefix_tokens} tokens of a shared prefix and a sentence: {facts.recipe}",
-                       mean_prompt_tokens=facts.mean_prompt_tokens + self.prefix_tokens)
+        return replace(
+            facts,
+            recipe=f"{self.prefix_tokens} tokens of a shared prefix and a sentence: {facts.recipe}",
+            mean_prompt_tokens=facts.mean_prompt_tokens + self.prefix_tokens,
+        )
 
     def draw(self, num_pairs: int, seed: int) -> np.ndarray:
         return self.sentences.draw(num_pairs, seed) + np.array([self.prefix_tokens, 0])
@@ -110,6 +113,9 @@ def translation_trace(
         raise UserError(f"prefix_tokens = {prefix_tokens} must be from 0 to {max_model_len - 1}")
     if lengths is not None and scale != 1:
         raise UserError(f"scale = {scale} stretches the default lengths only; leave it at 1 with lengths = {lengths!r}")
-    sentences = SentenceLengths(scale) if lengths is None else \
-        length_source("translation", lengths, max_model_len - prefix_tokens, tokenizer)
+    sentences = (
+        SentenceLengths(scale)
+        if lengths is None
+        else length_source("translation", lengths, max_model_len - prefix_tokens, tokenizer)
+    )
     return build_trace("translation", WithPrefix(sentences, prefix_tokens), rate, duration_s, seed)

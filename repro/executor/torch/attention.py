@@ -127,9 +127,7 @@ def paged_attention(
             "a model loaded for the paged engine needs its block tables; run it through TorchExecutor or LLM"
         )
     if sliding_window is not None:
-        raise UserError(
-            f"sliding-window attention (window {sliding_window}) is not supported by the paged kernels"
-        )
+        raise UserError(f"sliding-window attention (window {sliding_window}) is not supported by the paged kernels")
     if softcap is not None or s_aux is not None:
         raise UserError("attention with capped logits or with sinks is not supported by the paged kernels")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))

@@ -141,9 +141,7 @@ class BatchBuilder:
 
     def _rearrange(self, seqs: list[Sequence]) -> np.ndarray:
         """Bring what is known of each sequence to its new row; the old rows, -1 where there was none."""
-        self.states = {
-            group: state for group, state in self.states.items() if group.status is not Status.FINISHED
-        }
+        self.states = {group: state for group, state in self.states.items() if group.status is not Status.FINISHED}
         place = {seq: row for row, seq in enumerate(self._seqs)}
         source = np.array([place.get(seq, -1) for seq in seqs], np.int32)
         self._tables[: len(seqs)] = self._tables[source]
@@ -160,9 +158,7 @@ class BatchBuilder:
             stored = group.num_stored(output.iteration)
             for seq in group.seqs:
                 row = state.by_seq[seq]
-                limit = (
-                    state.request.prompt_tokens + len(row.tokens) - 1 if row.stopped else state.last_stored
-                )
+                limit = state.request.prompt_tokens + len(row.tokens) - 1 if row.stopped else state.last_stored
                 self._context[len(rows)], self._limit[len(rows)] = stored, limit
                 rows.append(row)
         for prefill in output.prefills:
@@ -171,9 +167,7 @@ class BatchBuilder:
             rows += [state.by_seq[seq] for seq in prefill.group.seqs]
         return rows, groups
 
-    def _refresh(
-        self, groups: list[GroupRows], seqs: list[Sequence], num_decodes: int, num_iterations: int
-    ) -> None:
+    def _refresh(self, groups: list[GroupRows], seqs: list[Sequence], num_decodes: int, num_iterations: int) -> None:
         """Copy the block tables that have changed: those that grew, and any of several sequences (they copy
         on write)."""
         needed = -(-(self._context[:num_decodes] + num_iterations - 1) // self.block_size)
@@ -210,10 +204,7 @@ class BatchBuilder:
         lengths = np.subtract(stops, starts)
         flat = np.concatenate(positions)
         owner = np.repeat(rows, lengths)
-        slots = (
-            self._tables[owner, flat // self.block_size].astype(np.int64) * self.block_size
-            + flat % self.block_size
-        )
+        slots = self._tables[owner, flat // self.block_size].astype(np.int64) * self.block_size + flat % self.block_size
         return Chunks(
             np.array(rows, np.int64),
             np.array(stops, np.int32),

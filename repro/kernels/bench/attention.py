@@ -21,10 +21,7 @@ from repro.kernels.decode import DecodePlan
 Row = dict[str, Any]
 HEADS = {"40 x 128": (40, 40, 128), "32/8 x 128": (32, 8, 128)}  # OPT-13B and LLaMA-3.1-8B
 CONTEXTS, BATCHES = (64, 128, 256, 1024, 4096), (1, 8, 32, 128)
-TOLERANCE = {
-    torch.float16: 2e-3,
-    torch.bfloat16: 1.6e-2,
-}  # relative to float32: a few roundings of the output
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # relative to float32: a few roundings of the output
 
 
 def ragged_lens() -> list[int]:
@@ -68,7 +65,10 @@ def block_sizes(plug_ins: Sequence[Contender]) -> Iterator[Row]:
     """Block sizes 1 to 256 (Fig. 18b's question put to the kernel alone)."""
     for heads in HEADS:
         for context, lens in (
-            ("256", [256] * 32), ("1024", [1024] * 32), ("256", [256] * 128), ("ragged", ragged_lens()),
+            ("256", [256] * 32),
+            ("1024", [1024] * 32),
+            ("256", [256] * 128),
+            ("ragged", ragged_lens()),
         ):
             for block_size in (1, 2, 4, 8, 16, 32, 64, 128, 256):
                 yield from _decode(heads, torch.float16, context, lens, block_size, [ours()])
@@ -82,14 +82,26 @@ def fig18a(plug_ins: Sequence[Contender]) -> Iterator[Row]:
             for launch in ("graph", "eager"):
                 contenders = [ours(), *plug_ins, *sdpa_contenders()]
                 yield from _decode(
-                    "40 x 128", torch.float16, str(context), [context] * batch, 16, contenders,
-                    paging_cost=True, launch=launch,
+                    "40 x 128",
+                    torch.float16,
+                    str(context),
+                    [context] * batch,
+                    16,
+                    contenders,
+                    paging_cost=True,
+                    launch=launch,
                 )
 
 
 def _decode(
-    heads: str, dtype: torch.dtype, context: str, lens: Sequence[int], block_size: int,
-    contenders: Sequence[Contender], paging_cost: bool = False, launch: str = "graph",
+    heads: str,
+    dtype: torch.dtype,
+    context: str,
+    lens: Sequence[int],
+    block_size: int,
+    contenders: Sequence[Contender],
+    paging_cost: bool = False,
+    launch: str = "graph",
 ) -> Iterator[Row]:
     """A row for every contender; with paging_cost one more for ours, over the same pool, blocks in order."""
     permuted = paged_inputs(lens, *HEADS[heads], block_size, dtype)
@@ -98,9 +110,14 @@ def _decode(
         runs.append((ours(), in_order(permuted), "in order"))
     for contender, inputs, blocks in runs:
         row = {
-            "contender": contender.name, "heads": heads, "dtype": str(dtype).removeprefix("torch."),
-            "batch": len(lens), "context": context, "block_size": block_size if contender.paged else None,
-            "blocks": blocks if contender.paged else "contiguous K and V", "launch": launch,
+            "contender": contender.name,
+            "heads": heads,
+            "dtype": str(dtype).removeprefix("torch."),
+            "batch": len(lens),
+            "context": context,
+            "block_size": block_size if contender.paged else None,
+            "blocks": blocks if contender.paged else "contiguous K and V",
+            "launch": launch,
             "bytes": inputs[0].num_bytes,
         }
         try:
@@ -150,9 +167,7 @@ def _prefill(heads: str, dtype: torch.dtype, batch: int, length: int, context: i
     inputs = paged_inputs([context] * batch, *HEADS[heads], 16, dtype)
     starts = torch.arange(batch + 1, dtype=torch.int32, device="cuda") * length
     queries = [torch.randn(batch * length, num_heads, head_dim, dtype=dtype, device="cuda") for _ in inputs]
-    pairs = (
-        length * (context - length) + length * (length + 1) // 2
-    )  # (query, key) pairs of a sequence and head
+    pairs = length * (context - length) + length * (length + 1) // 2  # (query, key) pairs of a sequence and head
     flops = 4 * batch * num_heads * head_dim * pairs
 
     def ours_call(x: PagedInputs, q: Tensor) -> Callable[[], Tensor]:
@@ -208,9 +223,7 @@ def _prefill(heads: str, dtype: torch.dtype, batch: int, length: int, context: i
         try:
             calls = [bind(x, q) for x, q in zip(inputs, queries, strict=True)]
             out = calls[0]()
-            first = (
-                out[0].transpose(0, 1) if out.ndim == 4 else out[:length]
-            )  # SDPA: [batch, heads, queries, dim]
+            first = out[0].transpose(0, 1) if out.ndim == 4 else out[:length]  # SDPA: [batch, heads, queries, dim]
             row["error"] = _relative_error(first.float(), exact, dtype)
             row["us"] = graph_time_us(calls if len(calls) > 1 else calls * 2)
         except (ImportError, RuntimeError, TypeError) as error:

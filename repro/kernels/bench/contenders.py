@@ -46,8 +46,15 @@ def ours(plan: DecodePlan | None = None) -> Contender:
 
     def bind(x: PagedInputs) -> Call:
         arguments = (
-            x.q, x.k_cache, x.v_cache, x.block_table, x.context_lens, x.scale, x.max_context_len,
-            torch.empty_like(x.q), workspace,
+            x.q,
+            x.k_cache,
+            x.v_cache,
+            x.block_table,
+            x.context_lens,
+            x.scale,
+            x.max_context_len,
+            torch.empty_like(x.q),
+            workspace,
         )
         if plan is None:
             return partial(kernels.paged_decode_attention, *arguments)
@@ -81,21 +88,15 @@ def plug_in(name: str) -> Contender:
         attend = getattr(import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
-            f"contender {name!r} cannot be imported ({error}); "
-            "name one as MODULE:FUNCTION and install what it needs"
+            f"contender {name!r} cannot be imported ({error}); name one as MODULE:FUNCTION and install what it needs"
         ) from error
 
     def bind(x: PagedInputs) -> Call:
-        return partial(
-            attend, x.q, x.k_cache, x.v_cache, x.block_table, x.context_lens, x.scale, x.max_context_len
-        )
+        return partial(attend, x.q, x.k_cache, x.v_cache, x.block_table, x.context_lens, x.scale, x.max_context_len)
 
     return Contender(name, bind)
 
 
 def sdpa_contenders() -> list[Contender]:
     """Flash and cuDNN, the two that a GPU of today chooses from."""
-    return [
-        sdpa("SDPA flash", SDPBackend.FLASH_ATTENTION),
-        sdpa("SDPA cuDNN", SDPBackend.CUDNN_ATTENTION),
-    ]
+    return [sdpa("SDPA flash", SDPBackend.FLASH_ATTENTION), sdpa("SDPA cuDNN", SDPBackend.CUDNN_ATTENTION)]

@@ -22,9 +22,7 @@ BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 def write(plug_ins: Sequence[Contender]) -> Iterator[Row]:
     """Slot write of prompts, whole blocks in random order; bytes moved are those read plus those written."""
     for num_tokens in (256, 1648, 4096, 16384):
-        k, v = (
-            torch.randn(num_tokens, NUM_HEADS, HEAD_DIM, device="cuda", dtype=torch.float16) for _ in range(2)
-        )
+        k, v = (torch.randn(num_tokens, NUM_HEADS, HEAD_DIM, device="cuda", dtype=torch.float16) for _ in range(2))
         shape = (max(8192, num_tokens // 4), 16, NUM_HEADS, HEAD_DIM)
         k_cache, v_cache = (torch.zeros(shape, device="cuda", dtype=torch.float16) for _ in range(2))
         first_slots = torch.randperm(shape[0], device="cuda")[:, None] * 16
@@ -32,9 +30,7 @@ def write(plug_ins: Sequence[Contender]) -> Iterator[Row]:
         parts = [slots[i * num_tokens : (i + 1) * num_tokens] for i in range(4)]
         us = graph_time_us([partial(kernels.write_kv, k, v, k_cache, v_cache, part) for part in parts])
         last = parts[-1]
-        assert torch.equal(k_cache[last // 16, last % 16], k) and torch.equal(
-            v_cache[last // 16, last % 16], v
-        )
+        assert torch.equal(k_cache[last // 16, last % 16], k) and torch.equal(v_cache[last // 16, last % 16], v)
         yield {
             "contender": "ours",
             "tokens": num_tokens,
@@ -61,14 +57,7 @@ def copy(plug_ins: Sequence[Contender]) -> Iterator[Row]:
         last = pairs[-1]
         assert all(torch.equal(cache[last[:, 0]], cache[last[:, 1]]) for cache in caches[::20])
         moved = 2 * count * len(caches) * 16 * TOKEN_BYTES
-        yield {
-            "contender": "ours",
-            "pairs": count,
-            "block_size": 16,
-            "launch": "graph",
-            "us": us,
-            "bytes": moved,
-        }
+        yield {"contender": "ours", "pairs": count, "block_size": 16, "launch": "graph", "us": us, "bytes": moved}
         yield _plain_copy(moved)
 
 
@@ -91,14 +80,12 @@ def swap(plug_ins: Sequence[Contender]) -> Iterator[Row]:
     for num_tokens in (256, 1024):
         for block_size in BLOCK_SIZES:
             gpu, cpu = (
-                list(pool.view(2 * NUM_LAYERS, -1, block_size, NUM_HEADS, HEAD_DIM))
-                for pool in (gpu_pool, cpu_pool)
+                list(pool.view(2 * NUM_LAYERS, -1, block_size, NUM_HEADS, HEAD_DIM)) for pool in (gpu_pool, cpu_pool)
             )
             both = kernels.cache_pointers(gpu, gpu_pool.device), kernels.cache_pointers(cpu, gpu_pool.device)
             count = num_tokens // block_size
             pairs = torch.stack(
-                [torch.randperm(pool_tokens // block_size, generator=generator)[:count] for _ in range(2)],
-                dim=1,
+                [torch.randperm(pool_tokens // block_size, generator=generator)[:count] for _ in range(2)], dim=1
             )
             for batched in (True, False) if num_tokens == 256 else (True,):
                 for direction in ("out", "in"):
@@ -106,8 +93,14 @@ def swap(plug_ins: Sequence[Contender]) -> Iterator[Row]:
 
 
 def _swap_row(
-    gpu: list[Tensor], cpu: list[Tensor], pairs: Tensor, pointers: tuple[Tensor, Tensor], batched: bool,
-    direction: str, num_tokens: int, block_size: int,
+    gpu: list[Tensor],
+    cpu: list[Tensor],
+    pairs: Tensor,
+    pointers: tuple[Tensor, Tensor],
+    batched: bool,
+    direction: str,
+    num_tokens: int,
+    block_size: int,
 ) -> Row:
     source, target = (gpu, cpu) if direction == "out" else (cpu, gpu)
     if direction == "in":

@@ -74,9 +74,7 @@ def copy_gb_s(num_bytes: int = 4 << 30) -> float:
     """Device-to-device copy, GB/s, bytes read plus bytes written."""
     source = torch.empty(num_bytes // 2, dtype=torch.float16, device="cuda").normal_()
     target = torch.empty_like(source)
-    return (
-        2 * num_bytes / eager_time_us([lambda: target.copy_(source)]) / 1e3
-    )  # in a graph the slower copy engine runs
+    return 2 * num_bytes / eager_time_us([lambda: target.copy_(source)]) / 1e3  # in a graph the slower copy engine runs
 
 
 def link_gb_s(to_device: bool, num_bytes: int = 1 << 30) -> float:
@@ -104,15 +102,20 @@ class PagedInputs:
         """K and V of equal-length contexts as [batch, kv_heads, context, head_dim], for kernels that know no
         blocks."""
         table = self.block_table.long()
-        k, v = (
-            cache[table].flatten(1, 2)[:, : self.max_context_len] for cache in (self.k_cache, self.v_cache)
-        )
+        k, v = (cache[table].flatten(1, 2)[:, : self.max_context_len] for cache in (self.k_cache, self.v_cache))
         return k.transpose(1, 2), v.transpose(1, 2)
 
 
 def paged_inputs(
-    lens: Sequence[int], num_heads: int, num_kv_heads: int, head_dim: int, block_size: int,
-    dtype: torch.dtype, seed: int = 0, max_calls: int = 256, cold_bytes: int = COLD_BYTES,
+    lens: Sequence[int],
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+    seed: int = 0,
+    max_calls: int = 256,
+    cold_bytes: int = COLD_BYTES,
 ) -> list[PagedInputs]:
     """As many disjoint sub-pools of one pool as make `cold_bytes` together, their blocks in random order."""
     settle()
@@ -121,18 +124,14 @@ def paged_inputs(
     num_bytes = 2 * sum(lens) * num_kv_heads * head_dim * dtype.itemsize
     num_pools = max(1, min(max_calls, -(-cold_bytes // num_bytes)))
     shape = (num_pools * num_blocks, block_size, num_kv_heads, head_dim)
-    k_cache, v_cache = (
-        torch.empty(shape, dtype=dtype, device="cuda").normal_(generator=generator) for _ in range(2)
-    )
+    k_cache, v_cache = (torch.empty(shape, dtype=dtype, device="cuda").normal_(generator=generator) for _ in range(2))
     order = torch.randperm(shape[0], device="cuda", generator=generator)
     context_lens = torch.tensor(lens, dtype=torch.int32, device="cuda")
     inputs = []
     for table in _tables(order, lens, block_size):
         q = torch.empty(len(lens), num_heads, head_dim, dtype=dtype, device="cuda")
         q.normal_(generator=generator)
-        inputs.append(
-            PagedInputs(q, k_cache, v_cache, table, context_lens, head_dim**-0.5, max(lens), num_bytes)
-        )
+        inputs.append(PagedInputs(q, k_cache, v_cache, table, context_lens, head_dim**-0.5, max(lens), num_bytes))
     return inputs
 
 
