@@ -89,8 +89,7 @@ def measure_gpu(folder: Path) -> int:
 def main() -> int:
     print(
         f"{'varied':13s} {'system':19s} {'workload':9s} {'req/s':>6s} {'hours':>6s} {'pool':>5s} {'batch':>7s} "
-        f"{'seconds':>8s} "
-        f"{'hours/s':>8s} {'us/request':>10s}",
+        f"{'seconds':>8s} {'hours/s':>8s} {'us/request':>10s}",
         flush=True,
     )
     rows = []

@@ -1,14 +1,12 @@
 """Set-up of the project's environment from nothing but a Python: `python3 -m repro.bootstrap` (as make does).
 
-Why a program and not make rules: the same steps must work where there is no make, and each way in which a
-bare machine can fail deserves its own clear line. It makes `.venv`, installs requirements.lock and the
-package itself into it, adds the embedded model, and leaves a stamp named after the lock, so that it is done
-once, again when the lock changes, and from scratch after an interruption. An active conda environment made
-from environment.yml is used in place of `.venv`.
+Why a program and not make rules: the same steps must work where there is no make, and each way in which a bare machine
+can fail deserves its own clear line. It makes `.venv`, installs requirements.lock and the package itself into it, adds
+the embedded model, and leaves a stamp named after the lock, so that it is done once, again when the lock changes, and
+from scratch after an interruption. An active conda environment made from environment.yml is used in place of `.venv`.
 
-It deliberately knows nothing about the experiments, uses the standard library only, names no package index
-(pip's own settings decide), and is written so that Python 3.6 can still parse it and be told that it is too
-old.
+It deliberately knows nothing about the experiments, uses the standard library only, names no package index (pip's own
+settings decide), and is written so that Python 3.6 can still parse it and be told that it is too old.
 """
 
 import contextlib
@@ -102,8 +100,8 @@ def make_environment(env: Path) -> None:
     except ImportError:
         version = "{}.{}".format(*sys.version_info[:2])
         raise SetupError(
-            f"{sys.executable} cannot make virtual environments, a part of Python is missing. "
-            f"On Debian or Ubuntu: apt install python{version}-venv; then run the same command again"
+            f"{sys.executable} cannot make virtual environments, a part of Python is missing. On Debian or Ubuntu: apt "
+            f"install python{version}-venv; then run the same command again"
         ) from None
     if Path(sys.prefix).resolve() == env.resolve():
         raise SetupError(f"{env} is unfinished and runs this very program; run it with another Python")
@@ -148,8 +146,8 @@ def site_packages(env: Path) -> Path:
 def torch_requirements(present: Optional[str], driver: bool) -> List[str]:
     """Return what to ask pip for, in turn, to get the right build of the pinned torch; [] if it is present.
 
-    An index that offers a CPU build of the same version marks it "+cpu"; `===` compares the whole text, so
-    that it is not taken for the CUDA build. Either way any build is better than none.
+    An index that offers a CPU build of the same version marks it "+cpu"; `===` compares the whole text, so that it is
+    not taken for the CUDA build. Either way any build is better than none.
     """
     match = re.search(r"^torch==(\S+)", LOCK.read_text(encoding="utf-8"), re.MULTILINE)
     if match is None:

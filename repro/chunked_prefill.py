@@ -45,16 +45,15 @@ class ChunkedPrefillConfig(SchedulerConfig):
         if self.batching is not Batching.ITERATION or self.preemption is not PreemptionMode.RECOMPUTE:
             raise UserError(
                 f"batching = {self.batching.value}, preemption = {self.preemption.value}: this scheduler knows only "
-                f"batching by iteration and preemption by recomputation"
+                "batching by iteration and preemption by recomputation"
             )
         if self.max_model_len < 1:
             raise UserError(f"max_model_len = {self.max_model_len} must be at least 1 token")
         if not self.enable_chunked_prefill and budget <= self.max_model_len:
             raise UserError(
                 f"max_num_batched_tokens = {budget} is not greater than max_model_len = {self.max_model_len}, and "
-                "without "
-                f"chunked prefill a prompt of that length could never run; set enable_chunked_prefill, or raise "
-                f"max_num_batched_tokens above {self.max_model_len}"
+                "without chunked prefill a prompt of that length could never run; set enable_chunked_prefill, or "
+                f"raise max_num_batched_tokens above {self.max_model_len}"
             )
 
 
@@ -96,14 +95,13 @@ class ChunkedPrefillScheduler(Scheduler):
         if length > self.config.max_model_len:
             raise UserError(
                 f"request {request.request_id} of {request.prompt_tokens} + {request.output_tokens} tokens is longer "
-                "than "
-                f"max_model_len = {self.config.max_model_len}; shorten it or raise that"
+                f"than max_model_len = {self.config.max_model_len}; shorten it or raise that"
             )
         if not self.manager.fits(group):
             raise UserError(
                 f"request {request.request_id} of {request.prompt_tokens} + {request.output_tokens} tokens does not "
-                "fit into "
-                f"an empty pool of {self.manager.num_blocks} blocks of {self.manager.block_size}; use a larger pool"
+                f"fit into an empty pool of {self.manager.num_blocks} blocks of {self.manager.block_size}; use a "
+                "larger pool"
             )
         self.waiting.append(group)
         self._record("arrive", group)

@@ -1,7 +1,7 @@
 """Models, devices and the paper's three deployments (Table 1): arithmetic only, no behaviour.
 
-Everything that follows from a configuration alone is computed here from the architecture, so that "exact" numbers
-have one source. What a step costs in time is not known here (see `executor.cost_model`).
+Everything that follows from a configuration alone is computed here from the architecture, so that "exact" numbers have
+one source. What a step costs in time is not known here (see `executor.cost_model`).
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ class Deployment:
     def __post_init__(self) -> None:
         if self.num_gpus < 1 or self.kv_slots < 1:
             raise UserError(
-                f"deployment of {self.model.name}: num_gpus = {self.num_gpus} and kv_slots = "
-                f"{self.kv_slots} must both be at least 1"
+                f"deployment of {self.model.name}: num_gpus = {self.num_gpus} and kv_slots = {self.kv_slots} must both "
+                "be at least 1"
             )
 
     def num_blocks(self, block_size: int) -> int:

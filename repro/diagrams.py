@@ -4,9 +4,9 @@
     llm.generate(prompts, params, observers=[watch])
     draw(watch.states, [0, 4, 8])
 
-One row per sequence, one cell per logical block; a cell shows its physical block, how far it is filled, and
-its reference count (a stored prefix counts as a holder). `draw_tables` is one panel of such a picture. This
-module sees managers and lengths; it knows no tokens.
+One row per sequence, one cell per logical block; a cell shows its physical block, how far it is filled, and its
+reference count (a stored prefix counts as a holder). `draw_tables` is one panel of such a picture. This module sees
+managers and lengths; it knows no tokens.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class State:
-    """All block tables during one iteration, by sequence; empty blocks of a reservation are cells with
-    nothing filled."""
+    """All block tables during one iteration, by sequence; empty blocks of a reservation are cells with nothing
+    filled."""
 
     iteration: int
     block_size: int

@@ -1,10 +1,9 @@
-"""`repro diff A B`: which numbers moved between two runs, by how much, against what the seeds differ by
-anyway.
+"""`repro diff A B`: which numbers moved between two runs, by how much, against what the seeds differ by anyway.
 
-A run is a file of rows, a folder of results or of figures, or a commit whose figures are kept with it. Rows
-of two runs belong together when everything is equal in them that describes rather than measures: columns are
-taken as describing while their values recur in the other run. Numbers are compared as means over seeds; the
-yardstick is the range over the seeds. This module knows no experiment: rows and columns are all it sees.
+A run is a file of rows, a folder of results or of figures, or a commit whose figures are kept with it. Rows of two runs
+belong together when everything is equal in them that describes rather than measures: columns are taken as describing
+while their values recur in the other run. Numbers are compared as means over seeds; the yardstick is the range over the
+seeds. This module knows no experiment: rows and columns are all it sees.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ SAME = 1e-9
 
 @dataclass(frozen=True)
 class Moved:
-    """One number, as means over seeds; `spread` is the range over the seeds in the run where it is wider,
-    None without seeds."""
+    """One number, as means over seeds; `spread` is the range over the seeds in the run where it is wider, None without
+    seeds."""
 
     column: str
     where: str
@@ -51,8 +50,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class Difference:
-    """How two runs of one experiment differ. `told` are lines about rows and texts that have no
-    counterpart."""
+    """How two runs of one experiment differ. `told` are lines about rows and texts that have no counterpart."""
 
     keys: list[str]
     matched: int
@@ -137,8 +135,8 @@ def _importance(moved: Moved) -> tuple[bool, float]:
 
 
 def _keys(a: pd.DataFrame, b: pd.DataFrame) -> list[str]:
-    """The columns that say which row is which: the seed, and from the left (what is given stands before what
-    is measured) as many others as it takes."""
+    """The columns that say which row is which: the seed, and from the left (what is given stands before what is
+    measured) as many others as it takes."""
     candidates = [name for name in a.columns if name not in _ABOUT and _recurs(a[name], b[name])]
     keys = ["seed"] if "seed" in candidates else []
 
@@ -213,9 +211,8 @@ def _reasons(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 def _tell(name: str, found: Difference, reasons: list[str], lines: int) -> None:
     beyond = sum(moved.beyond for moved in found.moved)
     print(
-        f"{name}: {found.matched} rows matched by {', '.join(found.keys) or 'their order'}; "
-        f"{len(found.moved)} numbers moved, "
-        f"{beyond} of them by more than the seeds differ"
+        f"{name}: {found.matched} rows matched by {', '.join(found.keys) or 'their order'}; {len(found.moved)} numbers "
+        f"moved, {beyond} of them by more than the seeds differ"
     )
     for line in [*reasons, *found.told]:
         print(f"  {line}")

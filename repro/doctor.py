@@ -1,9 +1,8 @@
 """What this machine has, and what can and cannot run on it and why: `make doctor`.
 
-Everything is found out without importing anything heavy except torch, which alone can say whether it reaches
-a GPU; and even torch is imported only when the report is asked for, in a process of its own, so that a broken
-installation is reported and not died of. The report works before set-up too. It deliberately changes and
-installs nothing.
+Everything is found out without importing anything heavy except torch, which alone can say whether it reaches a GPU; and
+even torch is imported only when the report is asked for, in a process of its own, so that a broken installation is
+reported and not died of. The report works before set-up too. It deliberately changes and installs nothing.
 """
 
 import json

@@ -1,9 +1,8 @@
 """The process environment of every run: offline unless asked, and untouched by a reader's own settings.
 
-It is applied by the command line and by the tests before anything else is imported, because the libraries
-read these variables when they are imported. It deliberately knows nothing about installing
-(`repro.bootstrap`) or reporting (`repro.doctor`); the standard library only, and parsable by Pythons that are
-too old for the rest.
+It is applied by the command line and by the tests before anything else is imported, because the libraries read these
+variables when they are imported. It deliberately knows nothing about installing (`repro.bootstrap`) or reporting
+(`repro.doctor`); the standard library only, and parsable by Pythons that are too old for the rest.
 """
 
 import os
@@ -39,9 +38,9 @@ def is_writable(folder: Path) -> bool:
 def prepare_environment(environ: MutableMapping[str, str], private: bool = True) -> None:
     """Set what every run of this project needs in `environ`, leaving what the user has set as it is.
 
-    No hub is asked for anything unless HUB=1: a machine without a network must not wait for one. With
-    `private`, or where the home folder cannot be written, the folders of Jupyter, IPython, matplotlib and
-    Triton lie below results/: a reader's own matplotlibrc or IPython start-up file must not change a figure.
+    No hub is asked for anything unless HUB=1: a machine without a network must not wait for one. With `private`, or
+    where the home folder cannot be written, the folders of Jupyter, IPython, matplotlib and Triton lie below results/:
+    a reader's own matplotlibrc or IPython start-up file must not change a figure.
     """
     if environ.get("HUB", "0") in ("", "0"):
         for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):

@@ -5,9 +5,9 @@
     figures = run.draw(rows)   # PNG and SVG with their provenance inside
     run.judge(rows)            # verdicts on the paper's claims
 
-Parameters come from experiments/<stem>.yaml and are checked before any work. Measuring and drawing are
-separate: drawing sees rows only and never computes. A study (repro.studies) says what to compute and how to
-draw it; this module does not know what that is, and holds nothing in memory that is not also on disk.
+Parameters come from experiments/<stem>.yaml and are checked before any work. Measuring and drawing are separate:
+drawing sees rows only and never computes. A study (repro.studies) says what to compute and how to draw it; this module
+does not know what that is, and holds nothing in memory that is not also on disk.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ _STUDY_NAMES = ("Params", "points", "draw", "judge")
 
 @dataclass(frozen=True)
 class Point:
-    """One independent piece of work: the call `function(**arguments)`, which returns one row or a list of
-    rows.
+    """One independent piece of work: the call `function(**arguments)`, which returns one row or a list of rows.
 
-    `weight` is its cost relative to the other points. A point marked `alone` measures wall-clock time:
-    nothing else of the experiment runs beside it, and its threads are not limited.
+    `weight` is its cost relative to the other points. A point marked `alone` measures wall-clock time: nothing else of
+    the experiment runs beside it, and its threads are not limited.
     """
 
     function: Callable[..., Any]
@@ -66,8 +65,8 @@ class Point:
 def open(stem: str, scale: str = "paper", overrides: Mapping[str, Any] | None = None) -> Run:
     """The experiment `stem` with the parameters of its file, the scale's changes and the given overrides.
 
-    Raises UserError for an unknown experiment or scale, and for an unknown or mistyped parameter in any of
-    the three, before any work.
+    Raises UserError for an unknown experiment or scale, and for an unknown or mistyped parameter in any of the three,
+    before any work.
     """
     if scale not in SCALES:
         raise UserError(f"unknown scale {scale!r}; known: {', '.join(SCALES)}")
@@ -116,8 +115,8 @@ class Run:
     def rows(self) -> pd.DataFrame:
         """Every point's rows, in the order of the study's points; computes and keeps those that are missing.
 
-        Also writes rows.csv and manifest.json. Raises UserError or PointError naming the point that failed,
-        after all others are finished and kept.
+        Also writes rows.csv and manifest.json. Raises UserError or PointError naming the point that failed, after all
+        others are finished and kept.
         """
         import pandas as pd
 
@@ -164,8 +163,8 @@ class Run:
     def draw(self, rows: pd.DataFrame) -> dict[str, Figure]:
         """The study's figures of these rows, each also saved as PNG and SVG that carry their provenance.
 
-        Beside them go the rows themselves, <experiment>.csv, and for each figure what it carries, with the
-        parameters in words, as <figure>.json: so figures that are kept can be checked and compared anywhere.
+        Beside them go the rows themselves, <experiment>.csv, and for each figure what it carries, with the parameters
+        in words, as <figure>.json: so figures that are kept can be checked and compared anywhere.
         """
         about = self._embedded(rows)
         figures = self.study.draw(rows, self.params)
@@ -203,8 +202,8 @@ class Run:
         return self.folders.of_results(self.stem) / "manifest.json"
 
     def hashes(self) -> dict[str, str]:
-        """The hashes of the run's parameters and of the code that computes its points, from the checkout as
-        it is now."""
+        """The hashes of the run's parameters and of the code that computes its points, from the checkout as it is
+        now."""
         code = sorted({identity.code for identity, _ in self._identified_points().values()})
         return {"parameters_hash": _hash(self._parameters()), "code_hash": _hash(code)}
 

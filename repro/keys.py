@@ -1,9 +1,9 @@
 """What a result depends on, as one hash: the key under which a finished point is kept.
 
 A key covers the point's function, its arguments by content, and the source of the code that computes it
-(repro.sources), so results are reused exactly as long as nothing that could change them has changed, whatever
-the files' dates say. A function or class that is defined in a notebook cell counts with its source and every
-global that it uses; a data file that is named as an argument counts with its content.
+(repro.sources), so results are reused exactly as long as nothing that could change them has changed, whatever the
+files' dates say. A function or class that is defined in a notebook cell counts with its source and every global that it
+uses; a data file that is named as an argument counts with its content.
 
 This module knows nothing of engines, of what studies compute, or of how results are kept.
 """
@@ -42,8 +42,7 @@ class Identity:
 def identify(function: Any, arguments: Mapping[str, Any], sources: Sources | None = None) -> Identity:
     """The identity of the call `function(**arguments)`; `sources` is shared between the points of one run.
 
-    Raises UserError for an argument that has no content to hash (an open file, a generator, an arbitrary
-    object).
+    Raises UserError for an argument that has no content to hash (an open file, a generator, an arbitrary object).
     """
     collector = _Collector(sources or Sources())
     described = collector.describe(function, "function")
@@ -54,8 +53,7 @@ def identify(function: Any, arguments: Mapping[str, Any], sources: Sources | Non
 
 
 def describe(value: Any) -> Any:
-    """A value by content as plain JSON values, for instance the parameters of a run; UserError as for
-    `identify`."""
+    """A value by content as plain JSON values, for instance the parameters of a run; UserError as for `identify`."""
     return _Collector(Sources()).describe(value, "value")
 
 
@@ -98,8 +96,8 @@ class _Collector:
         if type(value).__module__ == "numpy" and hasattr(value, "tobytes") and not value.dtype.hasobject:
             return {"array": [str(value.dtype), list(value.shape), sha256_text(value.tobytes().hex())]}
         raise UserError(
-            f"{where}: a {type(value).__name__} cannot be identified by its content, so results that depend "
-            "on it could not be kept; use numbers, text, file names, dataclasses or functions"
+            f"{where}: a {type(value).__name__} cannot be identified by its content, so results that depend on it "
+            "could not be kept; use numbers, text, file names, dataclasses or functions"
         )
 
     def _definition(self, thing: Any, where: str) -> dict[str, Any]:
@@ -144,15 +142,14 @@ class _Collector:
             tree = normalised(ast.parse(textwrap.dedent(inspect.getsource(thing))))
         except (OSError, SyntaxError, TypeError) as error:
             raise UserError(
-                f"{where}: the source of {thing.__qualname__} cannot be read; define it with `def` in a "
-                "notebook cell or in a file"
+                f"{where}: the source of {thing.__qualname__} cannot be read; define it with `def` in a notebook cell "
+                "or in a file"
             ) from error
         self._roots.update(imports_of(tree))
         return {"source": canonical_source(tree), "values": self._values(thing, names_in(tree), where)}
 
     def _values(self, function: types.FunctionType, names: set[str], where: str) -> dict[str, Any]:
-        """What a function takes from outside its own source: the globals in `names`, its closure, its
-        defaults."""
+        """What a function takes from outside its own source: the globals in `names`, its closure, its defaults."""
         values = {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
         values |= {
             name: cell.cell_contents

@@ -4,8 +4,8 @@
     result = llm.generate(["The capital of France is"], SamplingParams(n=4, temperature=0.8))
     result[0].texts; result.statistics
 
-Any system of `repro.systems` runs through the same engine: `LLM("smollm2", system="orca-max")`. This module
-only puts the parts together; it decides nothing about scheduling, memory or sampling.
+Any system of `repro.systems` runs through the same engine: `LLM("smollm2", system="orca-max")`. This module only puts
+the parts together; it decides nothing about scheduling, memory or sampling.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from repro.sequence import Request, SamplingParams
 
 @dataclass(frozen=True)
 class Sample:
-    """One output: `logprobs` per token under the model; `finish_reason` "stop" or "length"; beams also have a
-    `score`, the mean log-probability of their tokens."""
+    """One output: `logprobs` per token under the model; `finish_reason` "stop" or "length"; beams also have a `score`,
+    the mean log-probability of their tokens."""
 
     text: str | None
     token_ids: list[int]
@@ -46,8 +46,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class RequestResult:
-    """A request's samples, beams best first, and when it got its first and last token (seconds from the
-    start)."""
+    """A request's samples, beams best first, and when it got its first and last token (seconds from the start)."""
 
     prompt: str | None
     prompt_token_ids: list[int]
@@ -65,8 +64,8 @@ class RequestResult:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What the engine did, measured. Latencies in s; batch in sequences; pool usage as a share of all blocks,
-    over iterations."""
+    """What the engine did, measured. Latencies in s; batch in sequences; pool usage as a share of all blocks, over
+    iterations."""
 
     seconds: float
     num_iterations: int
@@ -106,10 +105,9 @@ class Generation:
 class LLM:
     """A model with its pool. The constructor prints one line that says how large the pool is.
 
-    `model`, `device`, `dtype`, `hub` as in `repro.executor.torch.models.load`; `system` a name of
-    repro.systems; `pool` at most one of PoolSize's ways to size it; `swap_gib` of CPU memory take swapped
-    groups (default: as much as the pool, 4 at most); `scheduler` changes settings of the system's
-    SchedulerConfig, such as max_num_seqs or preemption.
+    `model`, `device`, `dtype`, `hub` as in `repro.executor.torch.models.load`; `system` a name of repro.systems; `pool`
+    at most one of PoolSize's ways to size it; `swap_gib` of CPU memory take swapped groups (default: as much as the
+    pool, 4 at most); `scheduler` changes settings of the system's SchedulerConfig, such as max_num_seqs or preemption.
     """
 
     def __init__(
@@ -168,12 +166,11 @@ class LLM:
         progress: bool = True,
         observers: Iterable[Observer] = (),
     ) -> Generation:
-        """Complete the prompts, texts or token ids. `sampling` is one for all (default: SamplingParams()) or
-        one each.
+        """Complete the prompts, texts or token ids. `sampling` is one for all (default: SamplingParams()) or one each.
 
-        `arrival_s` are the seconds, not decreasing, at which the prompts arrive (default: all at the start).
-        `prefix` is computed once, kept in memory and put before every prompt (§4.4, shared prefix). UserError
-        if a prompt cannot be run; the LLM stays usable.
+        `arrival_s` are the seconds, not decreasing, at which the prompts arrive (default: all at the start). `prefix`
+        is computed once, kept in memory and put before every prompt (§4.4, shared prefix). UserError if a prompt cannot
+        be run; the LLM stays usable.
         """
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         params = (
@@ -184,8 +181,8 @@ class LLM:
         arrivals = [0.0] * len(prompts) if arrival_s is None else [float(moment) for moment in arrival_s]
         if len(params) != len(prompts) or len(arrivals) != len(prompts):
             raise UserError(
-                f"{len(prompts)} prompts, {len(params)} sampling parameters and {len(arrivals)} arrival times: "
-                f"give as many of each, or one SamplingParams for all"
+                f"{len(prompts)} prompts, {len(params)} sampling parameters and {len(arrivals)} arrival times: give as "
+                "many of each, or one SamplingParams for all"
             )
         if any(later < earlier for earlier, later in pairwise(arrivals)):
             raise UserError("arrival_s must not decrease; sort the prompts by their arrival")

@@ -1,8 +1,8 @@
 """Executing an experiment's notebook with Papermill, in the running environment and nowhere else.
 
-The kernel is this very Python, through a kernel specification made in a temporary folder: none need be
-installed. Papermill takes `sys.exit(0)` in a cell and a stale result for success, so what a notebook should
-have left behind is checked afterwards. Progress lines of the kernel are passed on as they come.
+The kernel is this very Python, through a kernel specification made in a temporary folder: none need be installed.
+Papermill takes `sys.exit(0)` in a cell and a stale result for success, so what a notebook should have left behind is
+checked afterwards. Progress lines of the kernel are passed on as they come.
 
 This module does not know what experiments compute.
 """
@@ -36,8 +36,7 @@ class NotebookError(RuntimeError):
 
 
 def execute(run: Run, overrides: Mapping[str, Any]) -> Path:
-    """Execute the run's notebook and return the executed copy, kept beside the run's results also when it
-    fails.
+    """Execute the run's notebook and return the executed copy, kept beside the run's results also when it fails.
 
     Raises UserError (as raised in the notebook, or for a notebook that is absent or not an experiment's),
     NotebookError, KeyboardInterrupt.
@@ -72,16 +71,16 @@ def execute(run: Run, overrides: Mapping[str, Any]) -> Path:
         busy = left_in_flight(run.folders.of_points(run.stem))
         doing = f" while it computed {'; '.join(busy)}" if busy else ""
         raise NotebookError(
-            f"{run.stem}: the notebook's kernel was killed{doing}. Most likely the machine ran out of "
-            "memory: run with fewer worker processes (JOBS=1). Finished points are kept."
+            f"{run.stem}: the notebook's kernel was killed{doing}. Most likely the machine ran out of memory: run with "
+            "fewer worker processes (JOBS=1). Finished points are kept."
         ) from None
     except KeyboardInterrupt:
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it would complain of the cell that was cut short
         raise
     except OSError as error:
         raise UserError(
-            f"cannot execute {source} into {folder}: {error}; make that folder writable and free space there, or "
-            "name another one with REPRO_RESULTS_DIR"
+            f"cannot execute {source} into {folder}: {error}; make that folder writable and free space there, or name "
+            "another one with REPRO_RESULTS_DIR"
         ) from error
     finally:
         if partial.exists():
@@ -96,8 +95,7 @@ def execute(run: Run, overrides: Mapping[str, Any]) -> Path:
 
 
 def read_notebook(path: Path) -> list[dict[str, Any]]:
-    """The code cells of a notebook that have any code; UserError if it is absent, damaged or takes no
-    parameters."""
+    """The code cells of a notebook that have any code; UserError if it is absent, damaged or takes no parameters."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         cells = [cell for cell in content["cells"] if cell["cell_type"] == "code" and "".join(cell["source"]).strip()]
@@ -112,8 +110,7 @@ def read_notebook(path: Path) -> list[dict[str, Any]]:
 
 
 def faults_of_notebook(path: Path) -> list[str]:
-    """What keeps a notebook from being thin: definitions, outputs, a parameters cell that is not the
-    first."""
+    """What keeps a notebook from being thin: definitions, outputs, a parameters cell that is not the first."""
     cells = read_notebook(path)
     faults = []
     if "parameters" not in cells[0]["metadata"].get("tags", []):

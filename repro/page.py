@@ -129,13 +129,13 @@ def _experiment(
     )
     shown = "\n".join(
         f'<figure><a href="{name}.svg"><img src="{name}.svg" alt="{escape(captions.get(name, name))}" '
-        f'loading="lazy"></a><figcaption>{_badge(embedded)} {escape(captions.get(name, ""))} '
-        f'<span class="links"><a href="{name}.svg">SVG</a> <a href="{name}.png">PNG</a></span></figcaption></figure>'
+        f'loading="lazy"></a><figcaption>{_badge(embedded)} {escape(captions.get(name, ""))} <span class="links"><a '
+        f'href="{name}.svg">SVG</a> <a href="{name}.png">PNG</a></span></figcaption></figure>'
         for name, embedded in figures
     )
     return (
-        f'<section id="{escape(stem or "other")}"><h3>{escape(_title(stem, manifest))}</h3>'
-        f'<p class="links">{f"<code>{escape(stem)}</code>" if stem else ""} {links}</p>{shown}'
+        f'<section id="{escape(stem or "other")}"><h3>{escape(_title(stem, manifest))}</h3><p '
+        f'class="links">{f"<code>{escape(stem)}</code>" if stem else ""} {links}</p>{shown}'
         + (f'<p class="judged">Verdicts: {verdicts}</p>' if judged else "")
         + "</section>"
     )
@@ -195,8 +195,8 @@ def _ledger_row(entry: Mapping[str, Any], links: Mapping[str, str]) -> str:
         cells = f'<td colspan="2" data-label="">{values}</td>'
     else:
         cells = (
-            f'<td class="n" data-label="paper">{_number(paper)}</td>'
-            f'<td class="n" data-label="ours">{_ours(ours, interval)}</td>'
+            f'<td class="n" data-label="paper">{_number(paper)}</td><td class="n" '
+            f'data-label="ours">{_ours(ours, interval)}</td>'
         )
     sources = "<br>".join(
         f'<a href="#{escape(stem)}">{escape(stem)}</a> <span class="links">{links.get(stem, "")}</span>'
@@ -206,13 +206,13 @@ def _ledger_row(entry: Mapping[str, Any], links: Mapping[str, str]) -> str:
     printed = f" Printed: {escape(entry['printed'])}." if entry["printed"] else ""
     note = f'<p class="note">{escape(entry["note"])}</p>' if entry["note"] else ""
     return (
-        f'<tr id="claim-{escape(entry["id"])}" data-verdict="{entry["verdict"]}">'
-        f'<td data-label=""><b>{escape(entry["says"])}</b> <span class="unit">[{escape(entry["unit"])}]</span>'
-        f'<p class="note"><code>{escape(entry["id"])}</code> · {escape(entry["where"])} · {entry["kind"]}</p></td>'
-        f'{cells}<td data-label="verdict"><span class="v {_css(entry["verdict"])}">{entry["verdict"]}</span>'
-        f' <span class="note">{entry["evidence"] or ""}</span></td>'
-        f'<td data-label=""><p class="note">Rule: {escape(entry["rule"])}.{printed}</p>{note}'
-        f'<p class="note">{sources}</p></td></tr>'
+        f'<tr id="claim-{escape(entry["id"])}" data-verdict="{entry["verdict"]}"><td '
+        f'data-label=""><b>{escape(entry["says"])}</b> <span class="unit">[{escape(entry["unit"])}]</span><p '
+        f'class="note"><code>{escape(entry["id"])}</code> · {escape(entry["where"])} · '
+        f'{entry["kind"]}</p></td>{cells}<td data-label="verdict"><span class="v '
+        f'{_css(entry["verdict"])}">{entry["verdict"]}</span> <span '
+        f'class="note">{entry["evidence"] or ""}</span></td><td data-label=""><p class="note">Rule: '
+        f'{escape(entry["rule"])}.{printed}</p>{note}<p class="note">{sources}</p></td></tr>'
     )
 
 
@@ -228,9 +228,9 @@ def _key_table(entry: Mapping[str, Any]) -> str:
         word = "" if verdict in (Verdict.REPRODUCED, Verdict.NOT_RUN) else verdict.split()[0]
         name = _key_name(entry["paper"], path)
         rows.append(
-            f'<tr class="{_css(verdict)}-key" title="{escape(verdict)}"><th>{escape(name)}</th>'
-            f'<td class="n">{_number(paper)}</td><td class="n">{_ours(ours, at(entry["interval"], path))}</td>'
-            f'<td class="n apart">{apart} {word}</td></tr>'
+            f'<tr class="{_css(verdict)}-key" title="{escape(verdict)}"><th>{escape(name)}</th><td '
+            f'class="n">{_number(paper)}</td><td class="n">{_ours(ours, at(entry["interval"], path))}</td><td class="n '
+            f'apart">{apart} {word}</td></tr>'
         )
     table = (
         '<table class="keys"><tr><th></th><th class="n">paper</th><th class="n">ours</th><th></th></tr>'

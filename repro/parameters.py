@@ -1,8 +1,8 @@
 """Parameter files and overrides, checked against a study's dataclass before any work.
 
-Papermill only warns about an unknown parameter and YAML accepts anything, so every name and type is checked
-here: an unknown name lists the known ones, a value of the wrong type says what is allowed. Whole numbers are
-accepted for floats and lists become tuples; nothing else is converted.
+Papermill only warns about an unknown parameter and YAML accepts anything, so every name and type is checked here: an
+unknown name lists the known ones, a value of the wrong type says what is allowed. Whole numbers are accepted for floats
+and lists become tuples; nothing else is converted.
 
 This module does not know what the parameters mean; the study's `__post_init__` checks their ranges.
 """
@@ -53,8 +53,7 @@ def parse_yaml(text: str, source: str) -> Any:
 
 
 def read_parameter_file(path: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Title, parameters and smoke-scale changes of an experiments/<stem>.yaml, with its three sections
-    checked."""
+    """Title, parameters and smoke-scale changes of an experiments/<stem>.yaml, with its three sections checked."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -128,8 +127,8 @@ def conform(value: Any, annotation: Any) -> Any:
     elif origin in (dict, Mapping) and isinstance(value, Mapping):
         return {conform(name, inner[0]): conform(item, inner[1]) for name, item in value.items()}
     raise TypeError(
-        f"must be {_in_words(annotation)}, not {reprlib.repr(value)} ({type(value).__name__})"
-        f"{_number_hint(value, annotation)}"
+        f"must be {_in_words(annotation)}, not {reprlib.repr(value)} "
+        f"({type(value).__name__}){_number_hint(value, annotation)}"
     )
 
 

@@ -1,7 +1,7 @@
 """One live line that says how far an experiment is: done, elapsed, and how long the rest will take.
 
-On a terminal the line is redrawn in place; anywhere else (a notebook, a log) a new line appears every few
-seconds at most. The time left is estimated from the points' relative costs, with a clock that cannot jump.
+On a terminal the line is redrawn in place; anywhere else (a notebook, a log) a new line appears every few seconds at
+most. The time left is estimated from the points' relative costs, with a clock that cannot jump.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ _SECONDS_BETWEEN = {True: 0.2, False: 3.0}  # by: is it a terminal
 class Progress:
     """The progress of one experiment's points.
 
-    `total` counts all points, `kept` those finished in earlier runs; `weight` is the cost of those still to
-    compute.
+    `total` counts all points, `kept` those finished in earlier runs; `weight` is the cost of those still to compute.
     """
 
     def __init__(self, stem: str, total: int, kept: int, weight: float, stream: TextIO | None = None) -> None:

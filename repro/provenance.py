@@ -1,9 +1,9 @@
 """Where a number comes from: hashes, the machine and code of a run, and what a figure carries inside itself.
 
-A figure holds in its own file (a PNG text chunk, the SVG's description) the hash of its rows, parameters and
-computing code, its devices and its kinds of evidence; `repro verify` compares them with the results on disk.
-Equal data gives equal bytes: no dates, no random ids, no version strings go into a figure. What differs from
-run to run - machine, versions, commit, time - goes into results/<experiment>/manifest.json.
+A figure holds in its own file (a PNG text chunk, the SVG's description) the hash of its rows, parameters and computing
+code, its devices and its kinds of evidence; `repro verify` compares them with the results on disk. Equal data gives
+equal bytes: no dates, no random ids, no version strings go into a figure. What differs from run to run - machine,
+versions, commit, time - goes into results/<experiment>/manifest.json.
 
 This module does not know experiments or studies, and never imports torch.
 """
@@ -39,8 +39,7 @@ _LIBRARIES = ("numpy", "pandas", "matplotlib", "joblib", "torch", "triton", "tra
 
 
 def canonical_json(value: Any) -> str:
-    """The one JSON text of a value: sorted keys, no spaces, ASCII, shortest floats; NaN and infinity are
-    refused."""
+    """The one JSON text of a value: sorted keys, no spaces, ASCII, shortest floats; NaN and infinity are refused."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -104,8 +103,7 @@ def _version(library: str) -> str | None:
 
 
 def machine() -> dict[str, Any]:
-    """The code and machine of this process: versions, commit, processor, graphics processors, UTC time,
-    command.
+    """The code and machine of this process: versions, commit, processor, graphics processors, UTC time, command.
 
     `git` and `nvidia-smi` are asked if they are there; without them those entries are None.
     """
@@ -130,9 +128,8 @@ def machine() -> dict[str, Any]:
 def figure_bytes(figure: Figure, file_format: str, embedded: Mapping[str, Any]) -> bytes:
     """The figure as a PNG or SVG file that carries `embedded`; equal figures give equal bytes.
 
-    Its layout is settled once and then kept: laid out anew for each file, axes move by fractions of a pixel.
-    And it is rounded: the solver's last digits depend on where objects lie in memory, and an SVG's names on
-    all digits.
+    Its layout is settled once and then kept: laid out anew for each file, axes move by fractions of a pixel. And it is
+    rounded: the solver's last digits depend on where objects lie in memory, and an SVG's names on all digits.
     """
     import matplotlib
 

@@ -1,10 +1,9 @@
 """Computing the missing points of an experiment on all cores, so that nothing finished is ever lost.
 
-Points go to worker processes one by one, the heaviest first, and the worker itself keeps the result; whatever
-kills the run loses only the points in flight. A point that raises does not stop the others. A worker that
-dies (killed for memory, say) takes the pool with it: the points that were in flight are then tried again one
-at a time, so the one to blame is known by name and the rest are still computed. Workers are fresh processes,
-never forks.
+Points go to worker processes one by one, the heaviest first, and the worker itself keeps the result; whatever kills the
+run loses only the points in flight. A point that raises does not stop the others. A worker that dies (killed for
+memory, say) takes the pool with it: the points that were in flight are then tried again one at a time, so the one to
+blame is known by name and the rest are still computed. Workers are fresh processes, never forks.
 
 This module does not know what points compute, how keys are made, or what becomes of the rows.
 """
@@ -56,8 +55,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a point has no result. `kind` is "user" (its message is meant for the user), "folder" (no result
-    can be written at all) or "bug"."""
+    """Why a point has no result. `kind` is "user" (its message is meant for the user), "folder" (no result can be
+    written at all) or "bug"."""
 
     label: str
     kind: str
@@ -79,8 +78,8 @@ def number_of_workers(named: str) -> int:
 def compute(tasks: list[Task], store: PointStore, progress: Progress) -> None:
     """Compute and keep every task's point.
 
-    Tasks marked `alone` (wall-clock measurements) run after the others, one at a time, with nothing beside
-    them. Raises UserError or PointError after all other points are finished; KeyboardInterrupt at once.
+    Tasks marked `alone` (wall-clock measurements) run after the others, one at a time, with nothing beside them. Raises
+    UserError or PointError after all other points are finished; KeyboardInterrupt at once.
     """
     failures: list[Failure] = []
     shared = number_of_workers(os.environ.get("JOBS", ""))
@@ -98,8 +97,7 @@ def compute(tasks: list[Task], store: PointStore, progress: Progress) -> None:
 def _compute_together(
     todo: list[Task], workers: int, store: PointStore, progress: Progress, failures: list[Failure]
 ) -> list[tuple[Task, BaseException]]:
-    """Work through `todo`; returns the tasks that were in flight whenever a worker died, and how it was
-    noticed."""
+    """Work through `todo`; returns the tasks that were in flight whenever a worker died, and how it was noticed."""
     suspects: list[tuple[Task, BaseException]] = []
     waiting = todo[::-1]
     while waiting:
@@ -183,8 +181,7 @@ def _in_flight_file(store: PointStore) -> Iterator[Callable[[list[Task]], None]]
 
 
 def left_in_flight(folder: Path) -> list[str]:
-    """The points that killed runs were computing; removes what those runs left. Living runs are left
-    alone."""
+    """The points that killed runs were computing; removes what those runs left. Living runs are left alone."""
     labels: list[str] = []
     for path in leftovers(folder):
         try:
@@ -225,8 +222,8 @@ def _compute_one(task: Task, store: PointStore) -> Failure | None:
 def _why_it_died(error: BaseException) -> str:
     if isinstance(error, TerminatedWorkerError):
         return (
-            "its worker process was killed twice, the second time with nothing beside it; "
-            "most likely it needs more memory than there is"
+            "its worker process was killed twice, the second time with nothing beside it; most likely it needs more "
+            "memory than there is"
         )
     return f"it could not be handed to a worker process: {error.__cause__ or error}"
 

@@ -1,7 +1,7 @@
 """What was kept of runs: rows, and what is told about them, from a file, a folder, or a commit with figures.
 
-Three things hold rows: results/<experiment>/rows.csv with its manifest.json, figures/<experiment>.csv with the
-sidecars of the figures drawn from it, and any commit of the latter. This module does not know what rows mean.
+Three things hold rows: results/<experiment>/rows.csv with its manifest.json, figures/<experiment>.csv with the sidecars
+of the figures drawn from it, and any commit of the latter. This module does not know what rows mean.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ class SchedulerConfig:
         if self.max_num_batched_tokens is not None and self.max_num_seqs > self.max_num_batched_tokens:
             raise UserError(
                 f"max_num_seqs = {self.max_num_seqs} is more than max_num_batched_tokens = "
-                f"{self.max_num_batched_tokens}, but each running sequence takes a token of an iteration; lower "
-                f"the first or raise the second"
+                f"{self.max_num_batched_tokens}, but each running sequence takes a token of an iteration; lower the "
+                "first or raise the second"
             )
 
 
@@ -91,8 +91,8 @@ class Scheduler:
     ) -> None:
         if config.batching is Batching.REQUEST and manager.grows:
             raise UserError(
-                "request-level batching computes finished members along, which would go on taking memory; it "
-                "needs a manager that reserves everything at admission (contiguous), not a paged one"
+                "request-level batching computes finished members along, which would go on taking memory; it needs a "
+                "manager that reserves everything at admission (contiguous), not a paged one"
             )
         self.manager = manager
         self.config = config
@@ -130,8 +130,8 @@ class Scheduler:
         if not self.manager.fits(group):
             raise UserError(
                 f"request {request.request_id} of {request.prompt_tokens} + {request.output_tokens} tokens x "
-                f"{len(group.seqs)} sequences does not fit into an empty pool of {self.manager.num_blocks} blocks "
-                f"of {self.manager.block_size}; use a larger pool or a shorter request"
+                f"{len(group.seqs)} sequences does not fit into an empty pool of {self.manager.num_blocks} blocks of "
+                f"{self.manager.block_size}; use a larger pool or a shorter request"
             )
         self.waiting.append(group)
         self._record("arrive", group)

@@ -95,8 +95,8 @@ class SequenceGroup:
     def num_stored(self, iteration: int) -> int:
         """Tokens of each live sequence whose K/V is in memory once `iteration` has run.
 
-        The newest token's K/V is computed by the iteration that takes it as input, so a sequence of prompt p and
-        output o never stores more than p + o - 1 tokens.
+        The newest token's K/V is computed by the iteration that takes it as input, so a sequence of prompt p and output
+        o never stores more than p + o - 1 tokens.
         """
         generated = iteration - self.offset if self.status is Status.RUNNING else -self.offset
         return self.request.prompt_tokens + generated

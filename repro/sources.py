@@ -39,8 +39,7 @@ class Sources:
         self._digests: dict[frozenset[tuple[str, str]], str] = {}
 
     def path(self, module: str) -> Path | None:
-        """The file of one of the project's own modules; None for libraries, notebooks and what does not
-        exist."""
+        """The file of one of the project's own modules; None for libraries, notebooks and what does not exist."""
         parts = module.split(".")
         if parts[0] == _PACKAGE.name:
             beside = _PACKAGE.joinpath(*parts[1:])

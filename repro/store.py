@@ -1,9 +1,8 @@
 """Files that are whole or absent: atomic writing, and the store of finished points.
 
-A finished point is one small JSON file named by its key. It is written to a temporary name, flushed to the
-disk and renamed, so a crash at any moment leaves either no file or a whole one, and two runs in one checkout
-do no harm. A checksum inside tells a truncated or hand-edited file, which then counts as missing: it is
-recomputed, never used.
+A finished point is one small JSON file named by its key. It is written to a temporary name, flushed to the disk and
+renamed, so a crash at any moment leaves either no file or a whole one, and two runs in one checkout do no harm. A
+checksum inside tells a truncated or hand-edited file, which then counts as missing: it is recomputed, never used.
 
 This module does not know how a key is made (repro.keys) nor who computes the rows (repro.runner).
 """
@@ -28,8 +27,8 @@ Row = dict[str, "str | int | float | bool | None"]
 def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
     """Write `content` so that `path` is at every moment the old file, the new file or absent.
 
-    Without `durable` this holds when the process is killed, but not when the machine loses its power.
-    Raises UserError naming the folder when the disk is full, the folder read-only or in the way.
+    Without `durable` this holds when the process is killed, but not when the machine loses its power. Raises UserError
+    naming the folder when the disk is full, the folder read-only or in the way.
     """
     temporary = temporary_name(path, ".tmp")
     try:
@@ -46,18 +45,17 @@ def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
             raise
     except OSError as error:
         raise UserError(
-            f"cannot write to the folder {path.parent}: {error.strerror or error}; free space there, make it "
-            "writable, or name another one with REPRO_RESULTS_DIR and REPRO_FIGURES_DIR"
+            f"cannot write to the folder {path.parent}: {error.strerror or error}; free space there, make it writable, "
+            "or name another one with REPRO_RESULTS_DIR and REPRO_FIGURES_DIR"
         ) from error
 
 
 @contextmanager
 def locked(path: Path, wait: bool, about: str = "") -> Iterator[None]:
-    """Hold the lock file `path`, which goes with the process however it ends; `about` says in it who holds
-    it.
+    """Hold the lock file `path`, which goes with the process however it ends; `about` says in it who holds it.
 
-    With `wait` until another holder is done; else UserError that names the holder. Where the file system has
-    no locks it holds nothing: points are safe without, only summaries of two runs at once may then mix.
+    With `wait` until another holder is done; else UserError that names the holder. Where the file system has no locks
+    it holds nothing: points are safe without, only summaries of two runs at once may then mix.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,8 +74,8 @@ def locked(path: Path, wait: bool, about: str = "") -> Iterator[None]:
             file.seek(0)
             holder = " ".join(file.read(400).split()) or "not known"
             raise UserError(
-                f"another run holds {path}: {holder}; wait until it is done, end it (finished points are "
-                "kept), or name other folders with REPRO_RESULTS_DIR and REPRO_FIGURES_DIR"
+                f"another run holds {path}: {holder}; wait until it is done, end it (finished points are kept), or "
+                "name other folders with REPRO_RESULTS_DIR and REPRO_FIGURES_DIR"
             ) from None
         except (ImportError, OSError):
             pass
@@ -115,8 +113,8 @@ def _owner_is_gone(path: Path) -> bool:
 def check_rows(returned: Any) -> list[Row]:
     """One row or a list of rows, as a list of plain flat dictionaries.
 
-    NumPy scalars become Python numbers. Raises TypeError or ValueError naming the entry for anything that is
-    not text, a finite number, a truth value or None: a value that is not defined is None, never NaN.
+    NumPy scalars become Python numbers. Raises TypeError or ValueError naming the entry for anything that is not text,
+    a finite number, a truth value or None: a value that is not defined is None, never NaN.
     """
     rows = [returned] if isinstance(returned, Mapping) else returned
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
@@ -161,8 +159,7 @@ class PointStore:
         write_atomically(self.path(key), pretty_json(content))
 
     def read(self, key: str) -> dict[str, Any] | None:
-        """The kept content of a point (with "rows"), or None if it is absent or not exactly as it was
-        written."""
+        """The kept content of a point (with "rows"), or None if it is absent or not exactly as it was written."""
         try:
             content = json.loads(self.path(key).read_bytes())
             checksum = content.pop("checksum")

@@ -1,11 +1,10 @@
 """Checking that a figure, the rows it claims to show, and the code and parameters of today belong together.
 
-A figure carries the hashes of its rows, parameters and computing code, and so does the sidecar beside it.
-Parameters and code are hashed again from the checkout; the rows beside the figure, and those in results/ if
-they are there, are compared with what it carries; the figure is drawn again from its rows and must come out
-byte for byte. What computes for seconds only is computed again, too; the rest on request, but for
-experiments that measure wall-clock time: their rows are never the same twice. What cannot be checked is
-said, never passed.
+A figure carries the hashes of its rows, parameters and computing code, and so does the sidecar beside it. Parameters
+and code are hashed again from the checkout; the rows beside the figure, and those in results/ if they are there, are
+compared with what it carries; the figure is drawn again from its rows and must come out byte for byte. What computes
+for seconds only is computed again, too; the rest on request, but for experiments that measure wall-clock time: their
+rows are never the same twice. What cannot be checked is said, never passed.
 """
 
 from __future__ import annotations
@@ -60,8 +59,7 @@ class Again:
 
 
 def problems_of_figure(path: Path) -> list[str]:
-    """What does not match among a figure, its sidecar and rows, and the checkout, the first difference
-    first."""
+    """What does not match among a figure, its sidecar and rows, and the checkout, the first difference first."""
     embedded = read_embedded(path)
     stem, scale = embedded.get("experiment"), embedded.get("scale")
     run = experiment.open(stem, scale)
@@ -87,14 +85,14 @@ def problems_of_figure(path: Path) -> list[str]:
     kept = [path.with_name(f"{stem}.csv"), folders.of_results(stem) / "rows.csv"]
     if not any(rows.is_file() for rows in kept):
         problems.append(
-            f"its rows cannot be checked: there is no {kept[0].name} beside it; compute them with "
-            f"`python -m repro run {stem}`"
+            f"its rows cannot be checked: there is no {kept[0].name} beside it; compute them with `python -m repro run "
+            f"{stem}`"
         )
     for rows in kept:
         if rows.is_file() and sha256_file(rows) != embedded.get("rows_hash"):
             problems.append(
-                f"rows_hash is {_short(embedded.get('rows_hash'))} in the figure "
-                f"and {_short(sha256_file(rows))} of {rows}"
+                f"rows_hash is {_short(embedded.get('rows_hash'))} in the figure and {_short(sha256_file(rows))} of "
+                f"{rows}"
             )
     return problems
 
@@ -105,9 +103,9 @@ def _variant(path: Path, scale: str | None) -> str | None:
 
 
 def made_again(path: Path, recompute: bool) -> Again | None:
-    """The figure's experiment once more: computed in a temporary folder if that is cheap or asked for, else
-    only drawn from the rows beside the figure, as are wall-clock measurements always. None for a run with
-    parameters of its own, and without rows."""
+    """The figure's experiment once more: computed in a temporary folder if that is cheap or asked for, else only drawn
+    from the rows beside the figure, as are wall-clock measurements always. None for a run with parameters of its own,
+    and without rows."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -140,8 +138,7 @@ def differences(path: Path, again: Again) -> list[str]:
 
 
 def main(figures: list[str], recompute: bool = False) -> int:
-    """Check the named figures (files, or names of figures; none or "all" for every one) and print a line for
-    each.
+    """Check the named figures (files, or names of figures; none or "all" for every one) and print a line for each.
 
     Returns 0 if every figure matches, else 1.
     """

@@ -1,13 +1,11 @@
-"""The same experiments computed and drawn in several ways: rows, figures, sidecars and verdicts must be the
-same bytes.
+"""The same experiments computed and drawn in several ways: rows, figures, sidecars and verdicts must be the same bytes.
 
     python tests/determinism.py [--scale paper] [--only NAME ...]
 
-The ways differ in worker processes, hash seed, locale, time zone and the order of experiments and of points.
-One more stands for another type of processor: NumPy and OpenBLAS are kept from using the newer instructions
-that this one has; there values may differ by 1e-9. Experiments that measure wall-clock time are left out, as
-their rows are never the same twice. `make determinism` does all others at SCALE=smoke; the suite does
-them in the first two ways.
+The ways differ in worker processes, hash seed, locale, time zone and the order of experiments and of points. One more
+stands for another type of processor: NumPy and OpenBLAS are kept from using the newer instructions that this one has;
+there values may differ by 1e-9. Experiments that measure wall-clock time are left out, as their rows are never the same
+twice. `make determinism` does all others at SCALE=smoke; the suite does them in the first two ways.
 """
 
 from __future__ import annotations

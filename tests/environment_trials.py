@@ -1,5 +1,4 @@
-"""One small reproduction under the circumstances that break other projects: `python
-tests/environment_trials.py`.
+"""One small reproduction under the circumstances that break other projects: `python tests/environment_trials.py`.
 
 A copy of the checkout in a folder with blanks, brackets and non-ASCII letters runs one experiment without
 make, from `python -m repro`,

@@ -2,10 +2,10 @@
 
     python tests/fuzz.py --runs 20000 --seed 0
 
-A run's number is its seed: it decides the system, the pool (from one block up), the block size, the caps, the
-swap space, the way of decoding, preempting and batching, and the requests, some of which can never fit. The
-shadow store (shadow.py) and the replay of the event log (event_log.py) check it after every step. A run that
-fails is made as small as it can be and printed as a `Case` that a regression test can hold.
+A run's number is its seed: it decides the system, the pool (from one block up), the block size, the caps, the swap
+space, the way of decoding, preempting and batching, and the requests, some of which can never fit. The shadow store
+(shadow.py) and the replay of the event log (event_log.py) check it after every step. A run that fails is made as small
+as it can be and printed as a `Case` that a regression test can hold.
 """
 
 from __future__ import annotations
@@ -208,8 +208,7 @@ class CheckedEngine(Engine):
 
 
 def run(case: Case) -> Counter[str]:
-    """One run, checked at every step; what happened in it. AssertionError, or what else a fault raises, if it
-    fails."""
+    """One run, checked at every step; what happened in it. AssertionError, or what else a fault raises, if it fails."""
     log: list[Event] = []
     shadow = Shadow(Scheduler(case.manager(), case.config(), log), case.seed, case.stop_rate, case.lookahead)
     for prefix_id, num_tokens in case.prefixes:
@@ -231,8 +230,7 @@ def run(case: Case) -> Counter[str]:
 
 
 def _is_taken(scheduler: Scheduler, request: Request) -> bool:
-    """Whether the request is taken; if it is not, nothing of it is left. The scheduler is as before in either
-    case."""
+    """Whether the request is taken; if it is not, nothing of it is left. The scheduler is as before in either case."""
     length = len(scheduler._log)
     try:
         scheduler.add(request)

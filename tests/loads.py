@@ -47,8 +47,8 @@ class Load:
         return SchedulerConfig(batching, preemption, max_num_seqs, max_tokens)
 
     def scheduler(self, build: Build, config: SchedulerConfig, log: list[Event] | None = None) -> Scheduler:
-        """With the smallest pool that takes every request alone, plus some spare blocks where sequences grow,
-        else some spare halves of that pool; stores no prefixes yet."""
+        """With the smallest pool that takes every request alone, plus some spare blocks where sequences grow, else some
+        spare halves of that pool; stores no prefixes yet."""
         num_blocks = 1
         while not self.takes_all(build, num_blocks, config):
             num_blocks += 1
@@ -82,8 +82,8 @@ def contiguous(reservation: Reservation) -> Build:
 
 @st.composite
 def loads(draw: st.DrawFn, decoding: str) -> Load:
-    """How scarce memory is and in which blocks is drawn, so that it shrinks; the requests come from a seed,
-    because hypothesis on its own tries mostly short lists of small ones, which never meet."""
+    """How scarce memory is and in which blocks is drawn, so that it shrinks; the requests come from a seed, because
+    hypothesis on its own tries mostly short lists of small ones, which never meet."""
     seed = draw(st.integers(0, 2**32))
     rng = random.Random(seed)
     longest_prompt, longest_output = rng.choice(((4, 40), (24, 12), (24, 40)))

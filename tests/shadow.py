@@ -1,10 +1,9 @@
 """The shadow store: a K/V pool that holds token ids instead of keys and values.
 
-It runs the real scheduler on real managers, "writes" every token's id into the slot that the block tables
-name, applies every CacheOp in the order issued, and after every iteration looks whether each live token is
-where its table says. What a sequence ought to contain is known from its own history alone, which swaps and
-recomputations cannot disturb. Free blocks are wiped after every step, so that data read after its block was
-freed is never right by luck.
+It runs the real scheduler on real managers, "writes" every token's id into the slot that the block tables name, applies
+every CacheOp in the order issued, and after every iteration looks whether each live token is where its table says. What
+a sequence ought to contain is known from its own history alone, which swaps and recomputations cannot disturb. Free
+blocks are wiped after every step, so that data read after its block was freed is never right by luck.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ class TokenPool:
 class Shadow:
     """Drives `scheduler` as an engine and an executor would, and checks it at every step.
 
-    Beams get random parents, sequences stop early with probability `stop_rate`, and up to `lookahead`
-    iterations are advanced together. `seen` counts what happened, so that a test can tell whether it has
-    tested anything. Arrival times are in iterations; idle time is skipped.
+    Beams get random parents, sequences stop early with probability `stop_rate`, and up to `lookahead` iterations are
+    advanced together. `seen` counts what happened, so that a test can tell whether it has tested anything. Arrival
+    times are in iterations; idle time is skipped.
     """
 
     def __init__(self, scheduler: Scheduler, seed: int, stop_rate: float = 0.0, lookahead: int = 1) -> None:

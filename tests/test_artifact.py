@@ -57,10 +57,8 @@ def test_the_counts_in_the_texts_are_those_of_the_ledger_and_of_the_experiments(
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     said = (
         f"**All {len(entries)} claims are in the ledger**: {counts['reproduced']} reproduce, {counts['differs']} "
-        "differ, "
-        f"{counts['contradictory in the source']} contradict themselves in the source, {counts['reported']} are "
-        "reported, "
-        f"{counts['calibration']} is a calibration."
+        f"differ, {counts['contradictory in the source']} contradict themselves in the source, {counts['reported']} "
+        f"are reported, {counts['calibration']} is a calibration."
     )
     assert said in readme and sum(counts.values()) == len(entries)
     assert all(f"notebooks/{path.stem}.ipynb" in readme for path in (ROOT / "experiments").glob("*.yaml"))

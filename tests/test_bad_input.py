@@ -1,9 +1,9 @@
-"""Whatever a user hands in: it is taken, or refused with one line and exit code 2, and then nothing is
-written or computed.
+"""Whatever a user hands in: it is taken, or refused with one line and exit code 2, and then nothing is written or
+computed.
 
-Random command lines, environment variables, parameter files, lengths and data sets. Known malformed ones have
-their own messages in test_cli.py, test_parameters.py, test_workloads.py, test_workloads_hub.py and
-test_llm.py (model folders, pickles).
+Random command lines, environment variables, parameter files, lengths and data sets. Known malformed ones have their own
+messages in test_cli.py, test_parameters.py, test_workloads.py, test_workloads_hub.py and test_llm.py (model folders,
+pickles).
 """
 
 from __future__ import annotations

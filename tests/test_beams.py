@@ -1,5 +1,4 @@
-"""Replayed beams: what a recording must hold, how it is replayed, and how parents are read from an engine's
-log."""
+"""Replayed beams: what a recording must hold, how it is replayed, and how parents are read from an engine's log."""
 
 import dataclasses
 import json
@@ -68,8 +67,8 @@ def test_files_that_are_no_recordings_are_refused_by_name(tmp_path):
 
 
 def test_parents_are_read_from_the_log_of_an_engine():
-    """Admitted in iteration 5: first tokens after it, the first decoding step is iteration 6, whose fork is
-    logged at 7."""
+    """Admitted in iteration 5: first tokens after it, the first decoding step is iteration 6, whose fork is logged at
+    7."""
     events = [
         Event(5, "admit", 0, {}),
         Event(7, "fork", 0, {"parents": (0, 0)}),
@@ -171,8 +170,7 @@ def _tiny(num_blocks: int) -> LLM:
 
 
 def test_a_model_is_recorded_in_batches(tmp_path, capsys):
-    """A pool for a few prompts at a time and one for all of them: the same choices, and a file that is read
-    back."""
+    """A pool for a few prompts at a time and one for all of them: the same choices, and a file that is read back."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     made = [record(_tiny(num_blocks), {"instruction": 9, "chat": 12}, most=5) for num_blocks in (60, 2000)]

@@ -10,8 +10,8 @@ from repro.memory.buddy import BuddyAllocator
 
 
 class BuddyBitmap:
-    """The rules of a buddy allocator, without free lists: a chunk of size s is free if it starts at a
-    multiple of s in one of the initial chunks, and none of its blocks is in use."""
+    """The rules of a buddy allocator, without free lists: a chunk of size s is free if it starts at a multiple of s in
+    one of the initial chunks, and none of its blocks is in use."""
 
     def __init__(self, num_blocks: int, max_chunk: int) -> None:
         self.max_chunk = max_chunk

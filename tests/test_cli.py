@@ -1,5 +1,4 @@
-"""The command line on a tiny experiment: notebooks are executed, errors are one line, nothing finished is
-lost."""
+"""The command line on a tiny experiment: notebooks are executed, errors are one line, nothing finished is lost."""
 
 from __future__ import annotations
 

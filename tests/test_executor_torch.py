@@ -131,8 +131,7 @@ class StepTimes:
 
 
 class Timed(Executor):
-    """The real executor with the simulated one's step times, so that arrivals fall where they fall in
-    simulation."""
+    """The real executor with the simulated one's step times, so that arrivals fall where they fall in simulation."""
 
     def __init__(self, real: TorchExecutor) -> None:
         self.real, self.simulated = real, SimulatedExecutor(StepTimes())

@@ -1,5 +1,4 @@
-"""The real engine on a GPU: the CPU's tokens, with CUDA graphs, torch.compile, swapping and steps queued
-ahead."""
+"""The real engine on a GPU: the CPU's tokens, with CUDA graphs, torch.compile, swapping and steps queued ahead."""
 
 from __future__ import annotations
 

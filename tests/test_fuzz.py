@@ -1,5 +1,5 @@
-"""A few hundred random runs of the whole engine (fuzz.py; `make fuzz` makes many more), and that the search
-finds and shrinks."""
+"""A few hundred random runs of the whole engine (fuzz.py; `make fuzz` makes many more), and that the search finds and
+shrinks."""
 
 from __future__ import annotations
 
@@ -43,9 +43,8 @@ def test_a_number_is_a_run() -> None:
 
 
 def test_swap_space_may_hold_more_than_the_pool_itself() -> None:
-    """Eight requests that grow together on 24 one-slot blocks: those driven out take 40 blocks of CPU memory,
-    in turn admitted because they were short. So swap space is bounded by what is configured, not by the
-    pool."""
+    """Eight requests that grow together on 24 one-slot blocks: those driven out take 40 blocks of CPU memory, in turn
+    admitted because they were short. So swap space is bounded by what is configured, not by the pool."""
     asks = (Ask(1, 22),) * 8
     assert run(Case(asks, num_blocks=24, cpu_blocks=200, preemption="swap"))["swapped above the pool"]
     little = run(Case(asks, num_blocks=24, cpu_blocks=10, preemption="swap"))

@@ -1,9 +1,8 @@
-"""Runs that are killed, starved of disk, doubled, or whose clock jumps: nothing finished is lost, nothing
-half-written is used.
+"""Runs that are killed, starved of disk, doubled, or whose clock jumps: nothing finished is lost, nothing half-written
+is used.
 
-What one process does to its own files is tested in test_experiment.py and test_cli.py (kill -9 between
-points, Ctrl-C, a worker or a kernel that is killed, damaged files). Here are whole commands, as a user starts
-them.
+What one process does to its own files is tested in test_experiment.py and test_cli.py (kill -9 between points, Ctrl-C,
+a worker or a kernel that is killed, damaged files). Here are whole commands, as a user starts them.
 """
 
 from __future__ import annotations
@@ -55,8 +54,7 @@ def is_whole(project: FakeProject) -> None:
 
 
 def test_a_command_killed_again_and_again_ends_with_the_same_bytes(project: FakeProject) -> None:
-    """kill -9 of the command at random moments; its kernel and workers follow it, and the next run goes
-    on."""
+    """kill -9 of the command at random moments; its kernel and workers follow it, and the next run goes on."""
     rng = random.Random(7)
     arguments = ("run", "tiny", "-p", "sleep=0.3")
     computed: list[str] = []
@@ -82,8 +80,7 @@ def test_a_command_killed_again_and_again_ends_with_the_same_bytes(project: Fake
 
 
 def test_a_kernel_that_crashes_is_explained(project: FakeProject, capfd: pytest.CaptureFixture[str]) -> None:
-    """Papermill's own command would end with 138 and a traceback, whatever killed the kernel. (Memory:
-    test_cli.py.)"""
+    """Papermill's own command would end with 138 and a traceback, whatever killed the kernel. (Memory: test_cli.py.)"""
     project.write_notebook('scale = "paper"\noverrides = {}', "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
     assert main(["run", "tiny"]) == 1
     (message,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("repro: ")]
@@ -222,8 +219,7 @@ def test_a_disk_that_is_full_when_the_notebook_is_written(
 
 
 def test_a_clock_that_jumps_changes_nothing(project: FakeProject) -> None:
-    """Results are kept by content: files from the future or the past are as good as any, edited ones are
-    noticed."""
+    """Results are kept by content: files from the future or the past are as good as any, edited ones are noticed."""
     project.open().rows()
     project.calls()
     files = [path for name in ("results", "experiments", "notebooks") for path in (project.folder / name).rglob("*.*")]
@@ -241,8 +237,7 @@ def test_a_clock_that_jumps_changes_nothing(project: FakeProject) -> None:
 
 
 def test_nothing_but_the_manifests_date_is_read_off_a_clock_that_can_jump() -> None:
-    """Durations come from the monotonic clocks; the wall clock is in the manifest (`utc`) and decides
-    nothing."""
+    """Durations come from the monotonic clocks; the wall clock is in the manifest (`utc`) and decides nothing."""
     found = []
     for path in sorted((ROOT / "repro").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,8 +1,8 @@
 """The Triton kernels against float64 and against their plain-torch references.
 
-Without a GPU they run under Triton's interpreter on small shapes; with one, on the GPU over a larger grid.
-Pools sit in guard regions of NaN, unused slots are NaN, unused table entries point far outside the pool,
-blocks are in random order."""
+Without a GPU they run under Triton's interpreter on small shapes; with one, on the GPU over a larger grid. Pools sit in
+guard regions of NaN, unused slots are NaN, unused table entries point far outside the pool, blocks are in random
+order."""
 
 import itertools
 
@@ -75,8 +75,7 @@ class Paged:
 
 
 def assert_close(ours: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor) -> None:
-    """Error of at most 3 times plain PyTorch's at the same precision (and rounding of one output to allow for
-    luck)."""
+    """Error of at most 3 times plain PyTorch's at the same precision (and rounding of one output to allow for luck)."""
     ours_error, plain_error = ((x.double() - exact).norm() / exact.norm() for x in (ours, plain))
     floor = torch.finfo(ours.dtype).eps / 4
     assert ours_error <= 3 * max(plain_error.item(), floor), f"{ours_error:.2e} against plain {plain_error:.2e}"

@@ -1,5 +1,4 @@
-"""Moving blocks: any order of operations, batched into launches, gives what applying them one by one
-gives."""
+"""Moving blocks: any order of operations, batched into launches, gives what applying them one by one gives."""
 
 from __future__ import annotations
 

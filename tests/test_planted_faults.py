@@ -1,8 +1,7 @@
-"""Faults planted into the memory managers and the scheduler: the random runs of fuzz.py notice every one of
-them.
+"""Faults planted into the memory managers and the scheduler: the random runs of fuzz.py notice every one of them.
 
-A check that nothing can fail is no check. Each fault is one that a person could make; the search has as many
-runs to find it as the suite makes without it, and what it finds is made small.
+A check that nothing can fail is no check. Each fault is one that a person could make; the search has as many runs to
+find it as the suite makes without it, and what it finds is made small.
 """
 
 from __future__ import annotations

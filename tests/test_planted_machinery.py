@@ -131,8 +131,7 @@ def verified(test: Callable[..., None]) -> Test:
 
 
 class Captured:
-    """Stands in for capfd where the test is called and not collected: what verify prints is kept by
-    `verify.print`."""
+    """Stands in for capfd where the test is called and not collected: what verify prints is kept by `verify.print`."""
 
     lines: ClassVar[list[str]] = []
 

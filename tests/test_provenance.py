@@ -72,8 +72,8 @@ def test_the_hash_of_rows_sees_values_order_and_columns() -> None:
 
 def test_a_machine_is_described_without_importing_torch() -> None:
     program = (
-        "import json, sys; from repro.provenance import machine; text = json.dumps(machine());"
-        "assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules); print(text)"
+        "import json, sys; from repro.provenance import machine; text = json.dumps(machine());assert not {'torch', "
+        "'pandas', 'matplotlib'} & set(sys.modules); print(text)"
     )
     made = json.loads(
         subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
@@ -130,9 +130,9 @@ def test_figures_do_not_depend_on_what_was_drawn_before() -> None:
 
 def test_figures_do_not_depend_on_time_zone_locale_or_hash_seed() -> None:
     program = (
-        "import sys, hashlib; sys.path.insert(0, sys.argv[1]); from test_provenance import figure;"
-        "from repro.provenance import figure_bytes as b;"
-        "print(*(hashlib.sha256(b(figure(), f, dict(a=1))).hexdigest() for f in ('png', 'svg')))"
+        "import sys, hashlib; sys.path.insert(0, sys.argv[1]); from test_provenance import figure;from "
+        "repro.provenance import figure_bytes as b;print(*(hashlib.sha256(b(figure(), f, dict(a=1))).hexdigest() for f "
+        "in ('png', 'svg')))"
     )
     outputs = {
         subprocess.run(

@@ -187,8 +187,8 @@ def test_swapped_requests_go_strictly_before_waiting_ones() -> None:
 
 
 def test_swap_space_can_outgrow_the_gpu_pool() -> None:
-    """§4.5 says that swapped blocks never outnumber the GPU's. They can: what the swapped ones leave is
-    filled by those that still run, which are swapped in turn, each with more than the one before."""
+    """§4.5 says that swapped blocks never outnumber the GPU's. They can: what the swapped ones leave is filled by those
+    that still run, which are swapped in turn, each with more than the one before."""
     requests = [request(number, 1, 22) for number in range(8)]
     for cpu, expected in ((1000, 40), (24, 23)):
         config = SchedulerConfig(preemption=PreemptionMode.SWAP)

@@ -1,7 +1,7 @@
 """Every live token is where its block table says, whatever is shared, copied, swapped or re-parented.
 
-Random requests on pools of few blocks, for every manager, preemption mode, decoding method and way of
-batching. `shadow.Shadow` does the checking.
+Random requests on pools of few blocks, for every manager, preemption mode, decoding method and way of batching.
+`shadow.Shadow` does the checking.
 """
 
 from __future__ import annotations

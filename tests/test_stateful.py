@@ -1,8 +1,8 @@
 """Memory managers and scheduler under any sequence of calls that their contracts allow.
 
-Hypothesis chooses the calls one by one and shrinks what fails to the shortest sequence. Each manager is
-driven directly, in orders that no scheduler would choose, against a pool that holds token ids; the scheduler
-is driven by arrivals and steps, checked by the shadow store.
+Hypothesis chooses the calls one by one and shrinks what fails to the shortest sequence. Each manager is driven
+directly, in orders that no scheduler would choose, against a pool that holds token ids; the scheduler is driven by
+arrivals and steps, checked by the shadow store.
 """
 
 from __future__ import annotations

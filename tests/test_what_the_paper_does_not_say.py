@@ -1,5 +1,4 @@
-"""What the paper leaves open: both readings come from rows and curves, and the swap case outgrows its
-pool."""
+"""What the paper leaves open: both readings come from rows and curves, and the swap case outgrows its pool."""
 
 import pandas as pd
 import pytest
@@ -79,8 +78,8 @@ def test_the_bound_is_judged_on_every_step(swapped, verdict):
 
 
 def test_to_the_letter_nothing_new_starts_while_a_preempted_request_is_unfinished():
-    """As many blocks as make the third request a victim; the fourth must wait until it has finished, and all
-    of them end."""
+    """As many blocks as make the third request a victim; the fourth must wait until it has finished, and all of them
+    end."""
     log = []
     requests = [Request(index, 0.1 * index, 4, 30 if index < 3 else 2, SamplingParams()) for index in range(6)]
     engine = Engine(

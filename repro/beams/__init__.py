@@ -1,9 +1,9 @@
 """Which beams survive a step of beam search (§4.4): recorded from a real model, replayed in simulations.
 
-A simulated beam search needs to know, for every step, which beam each beam continues; that decides what is
-shared and what is copied. `recording()` is what a real model chose (made by `repro.beams.record`). `Turnover`
-is a made-up stand-in with one parameter, to show how much hangs on those choices; no result rests on it.
-Lengths, blocks and token values are not known here.
+A simulated beam search needs to know, for every step, which beam each beam continues; that decides what is shared and
+what is copied. `recording()` is what a real model chose (made by `repro.beams.record`). `Turnover` is a made-up
+stand-in with one parameter, to show how much hangs on those choices; no result rests on it. Lengths, blocks and token
+values are not known here.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ class ParentChoices(Protocol):
     """Where a simulation gets its beams' parents from."""
 
     def parents(self, request_id: int, width: int, step: int) -> list[int] | None:
-        """The beam that each beam continues after decoding step `step` (0 is the first one); None if each its
-        own.
+        """The beam that each beam continues after decoding step `step` (0 is the first one); None if each its own.
 
         Survivors keep their places: parents[p] == p for every p in the list.
         """
@@ -38,11 +37,11 @@ class ParentChoices(Protocol):
 
 @dataclass(frozen=True)
 class Recording:
-    """Parent choices of a real model for prompts of one kind: width -> one text for each prompt, one digit
-    for each beam and step. UserError where that cannot be.
+    """Parent choices of a real model for prompts of one kind: width -> one text for each prompt, one digit for each
+    beam and step. UserError where that cannot be.
 
-    A request replays the prompt that its number selects. An output longer than the recording repeats its
-    later half: that is what steady search looks like, while the first steps have just left the prompt.
+    A request replays the prompt that its number selects. An output longer than the recording repeats its later half:
+    that is what steady search looks like, while the first steps have just left the prompt.
     """
 
     kind: str
@@ -112,15 +111,15 @@ def recording(kind: str, path: str | Path | None = None) -> Recording:
         if isinstance(error, UserError):
             raise
         raise UserError(
-            f"{path} holds no recording of the beams of {kind!r} prompts ({error!r}); make one with "
-            f"`python -m repro.beams.record`"
+            f"{path} holds no recording of the beams of {kind!r} prompts ({error!r}); make one with `python -m "
+            "repro.beams.record`"
         ) from error
 
 
 @dataclass(frozen=True)
 class Turnover:
-    """A stand-in for a model, to show sensitivity only: after each step every beam but the best (number 0)
-    ends with probability `share` and is replaced by a continuation of one that lives, chosen evenly."""
+    """A stand-in for a model, to show sensitivity only: after each step every beam but the best (number 0) ends with
+    probability `share` and is replaced by a continuation of one that lives, chosen evenly."""
 
     share: float
 

@@ -2,11 +2,11 @@
 
     python -m repro.beams.record --device cuda     # rewrites repro/beams/parents.json; on a CPU a few hours
 
-Whether beams share blocks depends on which of them a model keeps, and that cannot be made up. The model runs
-through the project's own engine; what is kept are the parent choices that its scheduler logged, no text. Stop
-tokens are ignored, as in the paper's traces. The prompts were written for this purpose; their lengths are
-spread like those of the traces: 18 tokens on average for instructions, 112 and up to 611 for chat. This
-module is the only one here that needs torch.
+Whether beams share blocks depends on which of them a model keeps, and that cannot be made up. The model runs through
+the project's own engine; what is kept are the parent choices that its scheduler logged, no text. Stop tokens are
+ignored, as in the paper's traces. The prompts were written for this purpose; their lengths are spread like those of the
+traces: 18 tokens on average for instructions, 112 and up to 611 for chat. This module is the only one here that needs
+torch.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ def prompts_hash(texts: dict[str, list[str]]) -> str:
 def batches(
     prompt_tokens: list[int], output_tokens: int, width: int, num_blocks: int, block_size: int
 ) -> Iterator[slice]:
-    """Prompts in order, as many at once as fit without sharing a block: nothing is ever preempted. UserError
-    if one does not."""
+    """Prompts in order, as many at once as fit without sharing a block: nothing is ever preempted. UserError if one
+    does not."""
     start, held = 0, 0
     for index, tokens in enumerate(prompt_tokens):
         # The pool keeps a little free when it admits (one block in a hundred), and that has to fit as well.
         blocks = width * -(-(tokens + output_tokens) // block_size)
         if blocks > num_blocks * 0.98:
             raise UserError(
-                f"{width} beams of {tokens} + {output_tokens} tokens take {blocks} of the pool's {num_blocks} "
-                f"blocks; give it more memory with --kv-gib"
+                f"{width} beams of {tokens} + {output_tokens} tokens take {blocks} of the pool's {num_blocks} blocks; "
+                "give it more memory with --kv-gib"
             )
         if held + blocks > num_blocks * 0.98 or (index - start + 1) * width > MAX_NUM_SEQS:
             yield slice(start, index)
@@ -68,8 +68,8 @@ def batches(
 def parents_of(events: Iterable[Event], num_requests: int, width: int, num_steps: int) -> list[str]:
     """For each request its parent choices, one digit for each beam and step.
 
-    A group admitted in iteration k has its first tokens after it and decodes from k + 1 on; the scheduler
-    logs the fork that follows iteration i under i + 1, and logs none where every beam continues itself.
+    A group admitted in iteration k has its first tokens after it and decodes from k + 1 on; the scheduler logs the fork
+    that follows iteration i under i + 1, and logs none where every beam continues itself.
     """
     unmoved = tuple(range(width))
     steps = [[unmoved] * num_steps for _ in range(num_requests)]

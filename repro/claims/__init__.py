@@ -1,8 +1,8 @@
 """The claims that the package accounts for, and what a judgement of ours makes of them.
 
-The claims live in paper.yaml (the paper and its launch post) and later.yaml (later descriptions); `load` reads
-both. An experiment returns `Judgement`s; `record` turns them into verdicts and merges them into the ledger file. The
-module computes no value of its own and trusts none: a key that a judgement leaves out stays "not run".
+The claims live in paper.yaml (the paper and its launch post) and later.yaml (later descriptions); `load` reads both. An
+experiment returns `Judgement`s; `record` turns them into verdicts and merges them into the ledger file. The module
+computes no value of its own and trusts none: a key that a judgement leaves out stays "not run".
 """
 
 from repro.claims.claim import Claim, Judgement, judge_entry, load

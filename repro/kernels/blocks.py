@@ -3,10 +3,9 @@
 
     target[c][pairs[i, 1]] = source[c][pairs[i, 0]]   for every cache c (a layer's K or V) and pair i
 
-A copy has target = source. A swap has one side in pinned CPU memory, which the GPU reads or writes directly
-through the bus: a launch moves any number of blocks of any size at the link's rate, where one copy call a
-block and layer (the 2023 way, kept selectable) is bound by the calls. The caches' addresses travel in an
-int64 tensor."""
+A copy has target = source. A swap has one side in pinned CPU memory, which the GPU reads or writes directly through the
+bus: a launch moves any number of blocks of any size at the link's rate, where one copy call a block and layer (the 2023
+way, kept selectable) is bound by the calls. The caches' addresses travel in an int64 tensor."""
 
 from collections.abc import Sequence
 
@@ -22,8 +21,7 @@ WORD = 8  # bytes; a thread moves two words at once
 
 @triton.jit
 def _move_kernel(source, target, pairs, num_parts, words, SPAN: tl.constexpr):
-    """Program (p, cache): parts p, p + P, ... of all (pair, part of the block) of one cache; a part is SPAN
-    words."""
+    """Program (p, cache): parts p, p + P, ... of all (pair, part of the block) of one cache; a part is SPAN words."""
     cache = tl.program_id(1)
     from_base = tl.load(source + cache).to(tl.pointer_type(tl.int64))
     to_base = tl.load(target + cache).to(tl.pointer_type(tl.int64))

@@ -5,17 +5,15 @@
 
 where row j of K_b is k_cache[block_table[b, j // block_size], j % block_size, h // group].
 
-The context is cut into chunks of equal length, one program each, so that small batches fill the GPU and
-ragged batches balance (flash-decoding). A chunk leaves its softmax-weighted mean and its log2-sum-exp; the
-last program to finish a sequence's head merges them. Chunks beyond a sequence's end return at once, and the
-grid depends on shapes and on max_context_len only, so a launch can be captured in a CUDA graph and replayed
-with other lengths.
+The context is cut into chunks of equal length, one program each, so that small batches fill the GPU and ragged batches
+balance (flash-decoding). A chunk leaves its softmax-weighted mean and its log2-sum-exp; the last program to finish a
+sequence's head merges them. Chunks beyond a sequence's end return at once, and the grid depends on shapes and on
+max_context_len only, so a launch can be captured in a CUDA graph and replayed with other lengths.
 
-Two kernels of one shape: the loop holds no exchange between warps, and partial softmaxes merge after it. In
-fp16 and bf16 each warp runs its own flash-decoding over its slice of a tile on the tensor cores (a batched
-dot, one batch entry a warp), with all queries of a KV head's group as rows; even a single query is cheaper
-there than in plain registers. In fp32 each row of K is multiplied with q in registers and every row slot of
-the tile keeps its own running softmax."""
+Two kernels of one shape: the loop holds no exchange between warps, and partial softmaxes merge after it. In fp16 and
+bf16 each warp runs its own flash-decoding over its slice of a tile on the tensor cores (a batched dot, one batch entry
+a warp), with all queries of a KV head's group as rows; even a single query is cheaper there than in plain registers. In
+fp32 each row of K is multiplied with q in registers and every row slot of the tile keeps its own running softmax."""
 
 from dataclasses import dataclass
 
@@ -38,8 +36,7 @@ def _split_positions(within, SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
 
 @triton.jit
 def _first_block(table, positions, table_width, BLOCK_SIZE: tl.constexpr):
-    """The first look-up does not wait for the context's length: entries beyond it may be anything and go
-    unused."""
+    """The first look-up does not wait for the context's length: entries beyond it may be anything and go unused."""
     return tl.load(table + positions // BLOCK_SIZE, mask=positions // BLOCK_SIZE < table_width, other=0)
 
 
@@ -68,8 +65,7 @@ def _finish(
     BLOCK_D: tl.constexpr,
     MERGE: tl.constexpr,
 ):
-    """Store a chunk's mean [ROWS, BLOCK_D], or leave it with its lse [ROWS] and merge all if this program is
-    the last.
+    """Store a chunk's mean [ROWS, BLOCK_D], or leave it with its lse [ROWS] and merge all if this program is the last.
 
     Only the first GROUP rows are query heads; the others are padding."""
     pid, chunk, seq = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -327,8 +323,7 @@ def _decode_groups(
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """How one launch divides the work: positions a tile and a chunk, warps, pipeline stages, chunks merged at
-    a time.
+    """How one launch divides the work: positions a tile and a chunk, warps, pipeline stages, chunks merged at a time.
 
     Tiles, and with tensor cores tile // num_warps, are powers of two; a chunk is a multiple of the tile."""
 
@@ -343,10 +338,10 @@ class DecodePlan:
 def plan_decode(num_rows: int, dtype: torch.dtype, max_context_len: int, num_multiprocessors: int) -> DecodePlan:
     """A plan for num_rows (sequence, KV head) pairs; the constants are measured (docs/performance.md).
 
-    Up to 2.5 programs a multiprocessor, chunks shrink to fill the GPU, but not below 256 positions, where
-    merging costs more than it gains. Beyond, whole contexts would do, but for the balance of ragged batches.
-    Few programs need many warps each to keep enough loads in flight; many programs keep that up alone, and
-    fewer warps cost less to merge, unless a long chunk pays for it."""
+    Up to 2.5 programs a multiprocessor, chunks shrink to fill the GPU, but not below 256 positions, where merging costs
+    more than it gains. Beyond, whole contexts would do, but for the balance of ragged batches. Few programs need many
+    warps each to keep enough loads in flight; many programs keep that up alone, and fewer warps cost less to merge,
+    unless a long chunk pays for it."""
     full = 5 * num_multiprocessors // 2
     chunk = 1024
     if num_rows <= full:
@@ -378,9 +373,8 @@ def paged_decode_attention(
 ) -> Tensor:
     """Triton's version of `reference.paged_decode_attention`.
 
-    `max_context_len` is an upper bound of context_lens that the host knows. `workspace` is int32 zeros, at
-    least batch * num_heads of them, one per stream; every launch leaves it as zeros. Without it each call
-    makes its own."""
+    `max_context_len` is an upper bound of context_lens that the host knows. `workspace` is int32 zeros, at least batch
+    * num_heads of them, one per stream; every launch leaves it as zeros. Without it each call makes its own."""
     batch, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[2]
     if plan is None:

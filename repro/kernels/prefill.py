@@ -1,12 +1,11 @@
-"""Paged attention for prefill: chunks of queries over their paged contexts, causal (Section 4.3; shared
-prefixes, 4.4).
+"""Paged attention for prefill: chunks of queries over their paged contexts, causal (Section 4.3; shared prefixes, 4.4).
 
     out[t, h] = sum_j softmax_j(scale * q[t, h] . K_b[j]) V_b[j],   j = 0 .. position(t)
 
-for every row t of chunk b; position(t) counts from context_lens[b] - length of the chunk, so that a chunk may
-follow a prefix that is already in the cache (chunked prefill, a shared prompt). Flash attention over a
-gathered K and V: one program holds a tile of queries of one head, walks the context tile by tile, and masks
-only the tiles on the diagonal."""
+for every row t of chunk b; position(t) counts from context_lens[b] - length of the chunk, so that a chunk may follow a
+prefix that is already in the cache (chunked prefill, a shared prompt). Flash attention over a gathered K and V: one
+program holds a tile of queries of one head, walks the context tile by tile, and masks only the tiles on the
+diagonal."""
 
 import torch
 import triton
@@ -167,8 +166,7 @@ def paged_prefill_attention(
     out: Tensor | None = None,
     tiles: tuple[int, int, int, int] | None = None,
 ) -> Tensor:
-    """Triton's version of `reference.paged_prefill_attention`; `max_query_len` is an upper bound known on the
-    host."""
+    """Triton's version of `reference.paged_prefill_attention`; `max_query_len` is an upper bound known on the host."""
     _, num_heads, head_dim = q.shape
     block_d = max(16, triton.next_power_of_2(head_dim))
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out

@@ -1,12 +1,12 @@
 """Plain-torch references of every kernel, with the same signatures.
 
-What: the five operations of the paged KV cache in a few lines of torch each. Why: they define what the Triton
-kernels must compute, and they are the CPU executor's implementation. Each sequence is attended on its own, so
-that its result does not depend on what else is in the batch. This module deliberately knows no Triton, no
-CUDA graph and no layer count.
+What: the five operations of the paged KV cache in a few lines of torch each. Why: they define what the Triton kernels
+must compute, and they are the CPU executor's implementation. Each sequence is attended on its own, so that its result
+does not depend on what else is in the batch. This module deliberately knows no Triton, no CUDA graph and no layer
+count.
 
-Layout, here and in every kernel: k_cache, v_cache [num_blocks, block_size, num_kv_heads, head_dim];
-block_table int32 [batch, max_blocks]; context_lens int32 [batch], in tokens, the newest included."""
+Layout, here and in every kernel: k_cache, v_cache [num_blocks, block_size, num_kv_heads, head_dim]; block_table int32
+[batch, max_blocks]; context_lens int32 [batch], in tokens, the newest included."""
 
 from collections.abc import Sequence
 
@@ -16,8 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Write k, v [num_tokens, num_kv_heads, head_dim] into slots slot_mapping int64 [num_tokens]; -1 skips a
-    token."""
+    """Write k, v [num_tokens, num_kv_heads, head_dim] into slots slot_mapping int64 [num_tokens]; -1 skips a token."""
     block_size = k_cache.shape[1]
     used = slot_mapping >= 0
     slots = slot_mapping[used]
@@ -37,8 +36,7 @@ def paged_decode_attention(
     out: Tensor | None = None,
     workspace: Tensor | None = None,
 ) -> Tensor:
-    """One query a sequence: q [batch, num_heads, head_dim] over the sequence's whole context (Section 4.1,
-    Eq. 4)."""
+    """One query a sequence: q [batch, num_heads, head_dim] over the sequence's whole context (Section 4.1, Eq. 4)."""
     cu_seqlens_q = torch.arange(q.shape[0] + 1, dtype=torch.int32)
     return paged_prefill_attention(q, k_cache, v_cache, block_table, context_lens, cu_seqlens_q, scale, 1, out)
 
@@ -54,8 +52,8 @@ def paged_prefill_attention(
     max_query_len: int,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Chunks of queries, q [num_tokens, num_heads, head_dim]: chunk i is rows cu_seqlens_q[i]:cu_seqlens_q[i
-    + 1] and holds the last positions of context i; each query attends to all positions up to its own."""
+    """Chunks of queries, q [num_tokens, num_heads, head_dim]: chunk i is rows cu_seqlens_q[i]:cu_seqlens_q[i + 1] and
+    holds the last positions of context i; each query attends to all positions up to its own."""
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     starts = cu_seqlens_q.tolist()
     for i, context_len in enumerate(context_lens.tolist()):
@@ -95,8 +93,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def copy_blocks(caches: Sequence[Tensor], pairs: Tensor, pointers: Tensor | None = None) -> None:
-    """In every cache, copy block pairs[i, 0] to block pairs[i, 1] (copy-on-write, Section 4.4); pairs int64
-    [n, 2].
+    """In every cache, copy block pairs[i, 0] to block pairs[i, 1] (copy-on-write, Section 4.4); pairs int64 [n, 2].
 
     The copies of one call happen in no order: no block may be both read and written."""
     for cache in caches:
@@ -110,9 +107,9 @@ def swap_blocks(
     batched: bool = True,
     pointers: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Copy block pairs[i, 0] of every source cache to block pairs[i, 1] of the target cache of the same index
-    (the layers' K and V; Section 4.5). pairs is an int64 [n, 2] tensor on the CPU. Not batched is the 2023
-    way: one copy a block and layer, queued on the current stream."""
+    """Copy block pairs[i, 0] of every source cache to block pairs[i, 1] of the target cache of the same index (the
+    layers' K and V; Section 4.5). pairs is an int64 [n, 2] tensor on the CPU. Not batched is the 2023 way: one copy a
+    block and layer, queued on the current stream."""
     if batched:
         for a, b in zip(source, target, strict=True):
             b[pairs[:, 1].to(b.device)] = a[pairs[:, 0].to(a.device)].to(b.device)

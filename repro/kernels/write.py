@@ -1,5 +1,4 @@
-"""Slot write: put the K and V of new tokens into their slots (the paper's fused reshape and block write,
-Section 5.1).
+"""Slot write: put the K and V of new tokens into their slots (the paper's fused reshape and block write, Section 5.1).
 
     k_cache[s // block_size, s % block_size, h, d] = k[t, h, d],   s = slot_mapping[t] >= 0;   the same for v
 

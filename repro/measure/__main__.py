@@ -22,13 +22,10 @@ from repro.systems import SYSTEMS
 
 METHOD = (
     "Random weights, greedy or random samples, output lengths forced to the trace's, the K/V pool of Table 1. Beams "
-    "are searched at every "
-    "step and continue where a recorded model's did. Saturated runs: all requests at the "
-    "start, useful output tokens/s within the window, interval from five equal parts of it. Latency runs: Poisson "
-    "arrivals at "
+    "are searched at every step and continue where a recorded model's did. Saturated runs: all requests at the start, "
+    "useful output tokens/s within the window, interval from five equal parts of it. Latency runs: Poisson arrivals at "
     "multiples of the system's own saturated rate; those that arrive in the window, served to their end. Steps: "
-    "medians of "
-    "decoding alone, means of 8 steps that prompts join. Systems take turns within each kind of point."
+    "medians of decoding alone, means of 8 steps that prompts join. Systems take turns within each kind of point."
 )
 
 

@@ -1,7 +1,7 @@
 """The Orca-style baseline: one contiguous chunk per sequence, reserved at admission and held to the end (§6.1).
 
-What differs between the three Orca variants is only how much they reserve: a function of the request. A new
-policy is one more function. The chunk comes from a buddy allocator, which rounds it up to a power of two.
+What differs between the three Orca variants is only how much they reserve: a function of the request. A new policy is
+one more function. The chunk comes from a buddy allocator, which rounds it up to a power of two.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class ContiguousKVCacheManager(KVCacheManager):
         if reserved < request.prompt_tokens + request.output_tokens - 1:
             raise UserError(
                 f"request {request.request_id} of {request.prompt_tokens} + {request.output_tokens} tokens: its "
-                f"reservation of {reserved} slots is too short; a reservation must cover the output "
-                f"(max_model_len is {self.max_model_len})"
+                f"reservation of {reserved} slots is too short; a reservation must cover the output (max_model_len is "
+                f"{self.max_model_len})"
             )
         return reserved
 

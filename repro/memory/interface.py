@@ -1,8 +1,8 @@
 """What a scheduler asks of a K/V memory, whichever way the memory is laid out.
 
 A manager hands out blocks of `block_size` slots (a slot holds one token's K and V in all layers). A contiguous manager
-hands out runs of consecutive block numbers, so executors and kernels see one layout. Managers know lengths, never
-token values, devices or time. Data that has to move is returned as CacheOps, to be applied in the order issued.
+hands out runs of consecutive block numbers, so executors and kernels see one layout. Managers know lengths, never token
+values, devices or time. Data that has to move is returned as CacheOps, to be applied in the order issued.
 """
 
 from __future__ import annotations

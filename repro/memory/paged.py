@@ -14,8 +14,8 @@ class PagedKVCacheManager(KVCacheManager):
     """Maps each sequence's logical blocks to physical blocks, on demand, one block at a time.
 
     `watermark` is the share of the pool that admission leaves free, so that a request just admitted is not the cause of
-    the next preemption. `num_cpu_blocks` is the swap space. A block is shared by reference count and copied when
-    one of its holders has to write into it.
+    the next preemption. `num_cpu_blocks` is the swap space. A block is shared by reference count and copied when one of
+    its holders has to write into it.
     """
 
     grows = True
@@ -47,8 +47,8 @@ class PagedKVCacheManager(KVCacheManager):
         count = num_tokens // self.block_size
         if count >= self.num_blocks or count > self.gpu.num_free:
             raise UserError(
-                f"prefix {prefix_id!r} takes {count} blocks; {self.gpu.num_free} of the pool's {self.num_blocks} "
-                f"are free, and some must be left for requests"
+                f"prefix {prefix_id!r} takes {count} blocks; {self.gpu.num_free} of the pool's {self.num_blocks} are "
+                "free, and some must be left for requests"
             )
         self._prefixes[prefix_id] = self.gpu.allocate_many(count)
         return count * self.block_size

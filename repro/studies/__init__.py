@@ -8,8 +8,7 @@ A study says what to compute, how to draw it and what it shows, in four names:
     def draw(rows, params) -> dict[str, Figure]   figure name -> figure, from the rows alone
     def judge(rows, params) -> list[Judgement]    what the rows say about the paper's claims
 
-A point's function is defined at the top of the module and returns one row or a list of rows. Results are kept
-by the content of the arguments and of the code that the point's function reaches, so editing `draw`, `judge`
-or what only they use recomputes nothing. A study never reads a clock for anything but a measurement, and
-never writes a file.
+A point's function is defined at the top of the module and returns one row or a list of rows. Results are kept by the
+content of the arguments and of the code that the point's function reaches, so editing `draw`, `judge` or what only they
+use recomputes nothing. A study never reads a clock for anything but a measurement, and never writes a file.
 """

@@ -136,8 +136,8 @@ def _serving(rows: pd.DataFrame) -> list[Item]:
         Item(
             "§6.2: 8x over Orca (Max)",
             "printed: 2.7 to 8 times the rate on ShareGPT",
-            f"drawn: {_span(drawn['orca-max'])} at {LEVEL:g} s/token, at most {max(anywhere):.1f} at any "
-            f"latency from {LEVELS[0]:g} up",
+            f"drawn: {_span(drawn['orca-max'])} at {LEVEL:g} s/token, at most {max(anywhere):.1f} at any latency from "
+            f"{LEVELS[0]:g} up",
             f"{_span(ours['orca-max'])} at {LEVEL:g} s/token",
             "modelled",
         ),
@@ -193,8 +193,8 @@ def _chatbot(rows: pd.DataFrame) -> str:
     for name, here in found.groupby("conversations", sort=False):
         rates = here.set_index("system")["crossing_rate"]
         texts.append(
-            f"{_span(rates['vllm'] / rates.drop('vllm'))} with {100 * here['full_prompts'].mean():.0f} % of "
-            f"the prompts full ({name})"
+            f"{_span(rates['vllm'] / rates.drop('vllm'))} with {100 * here['full_prompts'].mean():.0f} % of the "
+            f"prompts full ({name})"
         )
     return "; ".join(texts)
 
@@ -211,8 +211,7 @@ def _preemption(rows: pd.DataFrame) -> list[Item]:
             "§4.5: swap space bounded by the GPU's memory",
             "as a rule: never more blocks out than the pool has",
             "where the swap space is no larger than the pool (the authors' 20 GiB is larger than OPT-13B's 12)",
-            f"{peaks.iloc[-1]:.0f} blocks out of a pool of {pool:.0f}; {peaks.iloc[0]:.0f} with room "
-            f"for {pool:.0f}; "
+            f"{peaks.iloc[-1]:.0f} blocks out of a pool of {pool:.0f}; {peaks.iloc[0]:.0f} with room for {pool:.0f}; "
             f"{served['swapped'].max():.0f} of {served['num_blocks'].iloc[0]:.0f} serving ShareGPT",
             "replayed",
         ),
@@ -250,8 +249,7 @@ def _list(values: Iterable[float]) -> str:
 
 
 def ratio_drawn(figure: str, panel: str, other: str, level: float) -> float | None:
-    """vLLM's rate over another system's where the paper's curves reach a latency (s/token); None if one does
-    not."""
+    """vLLM's rate over another system's where the paper's curves reach a latency (s/token); None if one does not."""
     rates = paper.crossings(figure, level)[panel]
     return rates["vllm"] / rates[other] if rates["vllm"] and rates[other] else None
 

@@ -1,7 +1,7 @@
 """Six items of `what_the_paper_does_not_say` as pictures.
 
-Drawn from rows alone, the paper's own points hollow or dotted beside ours. This module runs nothing, and the
-words are in `both_readings`.
+Drawn from rows alone, the paper's own points hollow or dotted beside ours. This module runs nothing, and the words are
+in `both_readings`.
 """
 
 from __future__ import annotations

@@ -54,8 +54,7 @@ def check_serving(model: str, profile: str, block_size: int, kv_slots: int | Non
     if 0.99 * deployment.num_blocks(block_size) * block_size < longest:
         raise UserError(
             f"kv_slots = {deployment.kv_slots} cannot hold one request of {longest} tokens, the most that {model} "
-            "takes "
-            f"(1 % of the pool is kept free); use at least {math.ceil(longest / 0.99) + block_size}"
+            f"takes (1 % of the pool is kept free); use at least {math.ceil(longest / 0.99) + block_size}"
         )
     cost_model(profile, deployment, block_size)
 

@@ -98,15 +98,15 @@ class Params:
         for name in self.models:
             if name not in (EMBEDDED, *TINY) and not Path(name).exists():
                 raise UserError(
-                    f"models = {list(self.models)}: {name!r} is none of {EMBEDDED}, {', '.join(TINY)}, and no file "
-                    "or folder"
+                    f"models = {list(self.models)}: {name!r} is none of {EMBEDDED}, {', '.join(TINY)}, and no file or "
+                    "folder"
                 )
         if max(self.prompts, self.mixed_prompts) > len(PROMPTS):
             raise UserError(f"prompts = {self.prompts}, mixed_prompts = {self.mixed_prompts}: there are {len(PROMPTS)}")
         if max(self.output_tokens, self.mixed_tokens) > 48:
             raise UserError(
-                f"output_tokens = {self.output_tokens}, mixed_tokens = {self.mixed_tokens}: the tiny models take up "
-                "to 48"
+                f"output_tokens = {self.output_tokens}, mixed_tokens = {self.mixed_tokens}: the tiny models take up to "
+                "48"
             )
 
 
@@ -346,8 +346,7 @@ def _counted(rows: pd.DataFrame, what: str) -> str:
     return (
         f"{rows['equal'].sum()} of {rows['total'].sum()} {what}, over {rows['model'].nunique()} models and "
         f"{rows['variant'].nunique()} settings; {forced.get('swap', 0)} preemptions by swapping, "
-        f"{forced.get('recompute', 0)} by "
-        f"recomputation.{cases}"
+        f"{forced.get('recompute', 0)} by recomputation.{cases}"
     )
 
 

@@ -1,8 +1,8 @@
 """What follows from the configuration alone: Table 1, Fig. 1 (left), Fig. 3, and every other sum that a claim rests on.
 
 Nothing here is timed or random. Table 1 and Fig. 1 come from the architectures in `repro.config`; Fig. 3 is read off
-the contiguous memory manager while it serves the figure's two requests. Fig. 1's right half needs the engine and is
-not drawn here.
+the contiguous memory manager while it serves the figure's two requests. Fig. 1's right half needs the engine and is not
+drawn here.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Params:
             words = len(f"{prompt} {now} {later}".split())
             if slots < words or slots & (slots - 1):
                 raise UserError(
-                    f"chunk_slots = {list(self.chunk_slots)}: request {name} needs a power of two of at "
-                    f"least {words} slots"
+                    f"chunk_slots = {list(self.chunk_slots)}: request {name} needs a power of two of at least {words} "
+                    "slots"
                 )
 
 

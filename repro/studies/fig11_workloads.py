@@ -1,8 +1,8 @@
 """Fig. 11: how long the prompts and outputs of our traces are, beside the paper's own histograms.
 
-Every other experiment replays such traces, so this one shows what they are: the histograms in the paper's 128
-bins, the shares up to each length, and how the output goes with the prompt, which the paper does not print.
-The rows also carry each trace's card. Nothing is served here: no system, speed or memory is involved.
+Every other experiment replays such traces, so this one shows what they are: the histograms in the paper's 128 bins, the
+shares up to each length, and how the output goes with the prompt, which the paper does not print. The rows also carry
+each trace's card. Nothing is served here: no system, speed or memory is involved.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _DRAWN = 0.995  # of the paper's requests; beyond, the histograms cannot be told
 
 @dataclass(frozen=True)
 class Params:
-    """`rate` (req/s) and `duration_s` say how many requests each trace has; the default is close to the
-    79,731 of the paper's ShareGPT trace. `lengths` is a CSV file of pairs in place of ShareGPT's."""
+    """`rate` (req/s) and `duration_s` say how many requests each trace has; the default is close to the 79,731 of the
+    paper's ShareGPT trace. `lengths` is a CSV file of pairs in place of ShareGPT's."""
 
     rate: float = 22.0
     duration_s: float = 3600.0
@@ -159,8 +159,8 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
     note = f"Both workloads are {rebuilt}."
     if params.lengths is not None:
         note = (
-            f"ShareGPT's pairs come from a file and {'are' if equal else 'are not'} those of the paper's "
-            f"trace; Alpaca's are {rebuilt}."
+            f"ShareGPT's pairs come from a file and {'are' if equal else 'are not'} those of the paper's trace; "
+            f"Alpaca's are {rebuilt}."
         )
     return [
         Judgement(
@@ -265,9 +265,8 @@ def _draw_dependence(rows: pd.DataFrame) -> Figure:
     ]
     figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
     note = (
-        "Hollow: left the paper's histogram, right measured on the authors' pairs (means unknown for "
-        "Alpaca; those for ShareGPT, and both histograms, are inputs of the embedded distributions, Spearman's "
-        "correlation is not)"
+        "Hollow: left the paper's histogram, right measured on the authors' pairs (means unknown for Alpaca; those for "
+        "ShareGPT, and both histograms, are inputs of the embedded distributions, Spearman's correlation is not)"
     )
     plotting.footer(figure, rows, note=f"{note}. {_sources(rows)}")
     return figure

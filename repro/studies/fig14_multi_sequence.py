@@ -346,8 +346,7 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
 
     note = (
         "vLLM's crossings with 6 parallel samples and with 6 beams are the calibrations of per_request_ms and "
-        "beam_step_ms, and so no "
-        "tests of the model."
+        "beam_step_ms, and so no tests of the model."
     )
     gains = {"basic": gain(BASIC)}
     if "beam" in params.methods:
@@ -363,10 +362,9 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
         ]
         note += (
             f" Beams: traces of {params.beam_seconds:g} s. In the paper Orca (Oracle) serves {min(lost):.0f} to "
-            f"{max(lost):.0f} % fewer requests with "
-            "beams than with samples, though both take the same memory, so a beam step itself cost time there; one "
-            "constant a step fits vLLM, "
-            f"Oracle and Pow2, none a request or a sequence does. If the Orcas' copies took no time: {read}."
+            f"{max(lost):.0f} % fewer requests with beams than with samples, though both take the same memory, so a "
+            "beam step itself cost time there; one constant a step fits vLLM, Oracle and Pow2, none a request or a "
+            f"sequence does. If the Orcas' copies took no time: {read}."
         )
         rising = [gain(BASIC), *(gain(f"beam/{width}") for width in params.widths)]
         gains |= {

@@ -330,8 +330,8 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
                     "replayed",
                     [blocks.min(), blocks.max()],
                     "Full blocks of prompts, as a share of all blocks, Alpaca. Of the tokens "
-                    f"{alpaca_rows['prompt_share'].mean():.0f} % "
-                    f"are prompts': the last block of a prompt, partly filled, is copied when the samples part.",
+                    f"{alpaca_rows['prompt_share'].mean():.0f} % are prompts': the last block of a prompt, partly "
+                    "filled, is copied when the samples part.",
                 )
             )
     return judgements

@@ -1,10 +1,10 @@
 """Fig. 18a: the time of the paged attention kernel, from rows recorded on a GPU. Nothing is measured here.
 
-The paper lays its kernel's time beside that of FasterTransformer's, which reads contiguous K and V: what
-paging costs, and what two programs differ by, in one number. Recorded are ours beside torch's own kernels on
-contiguous K and V (two programs again), and ours over permuted blocks beside ours over blocks in order. The
-last is one program, which looks its blocks up either way, so it tells the cost of scattered memory alone. The
-same kernels over more shapes show the fraction of the copy bandwidth, and what the block size changes.
+The paper lays its kernel's time beside that of FasterTransformer's, which reads contiguous K and V: what paging costs,
+and what two programs differ by, in one number. Recorded are ours beside torch's own kernels on contiguous K and V (two
+programs again), and ours over permuted blocks beside ours over blocks in order. The last is one program, which looks
+its blocks up either way, so it tells the cost of scattered memory alone. The same kernels over more shapes show the
+fraction of the copy bandwidth, and what the block size changes.
 
 The study knows no kernel: it reads experiments/recorded, whose rows `python -m repro.kernels.bench` makes.
 """
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 CAPTION = {
     "fig18a_kernels": (
-        "Fig. 18a. The paper's two kernels (hollow; A100), and on another GPU ours over permuted blocks and "
-        "over blocks in order, and torch's SDPA on contiguous K and V: OPT-13B's 40 heads of 128, blocks of "
-        "16, replayed in CUDA graphs. Right: the paged kernel's time over a contiguous one's."
+        "Fig. 18a. The paper's two kernels (hollow; A100), and on another GPU ours over permuted blocks and over "
+        "blocks in order, and torch's SDPA on contiguous K and V: OPT-13B's 40 heads of 128, blocks of 16, replayed in "
+        "CUDA graphs. Right: the paged kernel's time over a contiguous one's."
     ),
     "fig18a_bandwidth": (
-        "Bytes of K and V over the kernel's time, as a fraction of the copy bandwidth of the same run. "
-        "Decoding reads each byte once, so this is how near a kernel is to its floor. A copy also writes, "
-        "and reading alone can be faster than that."
+        "Bytes of K and V over the kernel's time, as a fraction of the copy bandwidth of the same run. Decoding reads "
+        "each byte once, so this is how near a kernel is to its floor. A copy also writes, and reading alone can be "
+        "faster than that."
     ),
     "fig18a_paging": (
-        "One kernel over permuted blocks and over blocks in order: what scattered memory costs. It looks its "
-        "blocks up in both cases."
+        "One kernel over permuted blocks and over blocks in order: what scattered memory costs. It looks its blocks up "
+        "in both cases."
     ),
     "fig18a_block_sizes": "Our kernel at each block size, over its time with blocks of 16.",
 }
@@ -79,8 +79,8 @@ def points(params: Params) -> list[Point]:
     for file in (path, manifest):
         if not file.is_file():
             raise UserError(
-                f"gpu = {params.gpu!r}: {file} is missing; restore it, name a GPU that is recorded, or "
-                f"measure on one: python -m repro.kernels.bench --out {path.parent}"
+                f"gpu = {params.gpu!r}: {file} is missing; restore it, name a GPU that is recorded, or measure on one: "
+                f"python -m repro.kernels.bench --out {path.parent}"
             )
     return [Point(recorded, {"path": path, "manifest": manifest, "evidence": evidence})]
 
@@ -311,8 +311,8 @@ def _paging(rows: pd.DataFrame) -> Figure:
     _foot(
         figure,
         rows,
-        f"The lowest, {least['batch']} x {least['context']}, is {least[PERMUTED]:.1f} us "
-        f"against {least[IN_ORDER]:.1f} us",
+        f"The lowest, {least['batch']} x {least['context']}, is {least[PERMUTED]:.1f} us against "
+        f"{least[IN_ORDER]:.1f} us",
     )
     return figure
 

@@ -237,8 +237,7 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
         }
         note += (
             " Below 16 the paper's latency rises several times over; ours with the recorded kernel's times is, for "
-            "blocks of 1, 2, 4, 8 "
-            f"and 16, {small}: our kernel loses at most 4 % there."
+            f"blocks of 1, 2, 4, 8 and 16, {small}: our kernel loses at most 4 % there."
         )
     return [
         Judgement(

@@ -113,21 +113,18 @@ class Params(Load):
         if not 1 <= self.system_prompt <= self.shortest_prompt <= self.longest_prompt:
             raise UserError(
                 f"shortest_prompt = {self.shortest_prompt} must be from system_prompt = {self.system_prompt}, with "
-                "which "
-                f"every prompt begins, up to longest_prompt = {self.longest_prompt}"
+                f"which every prompt begins, up to longest_prompt = {self.longest_prompt}"
             )
         longest = self.longest_prompt + max(setup.declared for setup in SETUPS.values())
         if longest > self.max_model_len:
             raise UserError(
                 f"longest_prompt = {self.longest_prompt} and the largest declared max_tokens are {longest} tokens "
-                "together, "
-                f"more than max_model_len = {self.max_model_len}"
+                f"together, more than max_model_len = {self.max_model_len}"
             )
         if self.kv_slots < 2 * self.max_model_len:
             raise UserError(
-                f"kv_slots = {self.kv_slots} is too small for chunks of {self.max_model_len} slots, rounded up; use "
-                "at least "
-                f"{2 * self.max_model_len}"
+                f"kv_slots = {self.kv_slots} is too small for chunks of {self.max_model_len} slots, rounded up; use at "
+                f"least {2 * self.max_model_len}"
             )
 
     @property
@@ -358,9 +355,8 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
     lost = {"preemptions": "preemptions", "discarded_tokens": "discarded_tokens"}
     held = (
         "First come, first served, what a sequence holds on average cannot depend on the allocator, yet the printed "
-        "numbers make it "
-        "4,240 slots for paging (effective x slots / sequences) and 4,450 to 4,560 for contiguous memory; ours are "
-        "near the first."
+        "numbers make it 4,240 slots for paging (effective x slots / sequences) and 4,450 to 4,560 for contiguous "
+        "memory; ours are near the first."
     )
     recorded = rows.loc[rows["part"] == "kernel", "speed"]
     moments = rows[rows["part"] == "head"]
@@ -387,16 +383,14 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
         judged(
             "explainer-honest-256",
             {"contiguous": ("contiguous (256)", states)},
-            "Outputs end at the declared 256. How many chunks are of 4,096 and how many of 8,192 slots depends on "
-            "the spread of the "
-            "prompts, which is not printed.",
+            "Outputs end at the declared 256. How many chunks are of 4,096 and how many of 8,192 slots depends on the "
+            "spread of the prompts, which is not printed.",
         ),
         judged(
             "explainer-no-uncertainty",
             {"oracle": ("oracle (equal outputs)", states), "paged": (equal, rate)},
             "The factor is read as the speed that paged attention keeps; ours is recorded: blocks in order over "
-            "permuted ones, the "
-            "least over Fig. 18a's shapes.",
+            "permuted ones, the least over Fig. 18a's shapes.",
             **({"kernel_penalty": recorded.iloc[0]} if len(recorded) else {}),
         ),
         single("explainer-external-fragmentation", "oracle", "blocked_pct"),

@@ -1,10 +1,10 @@
 """What the paper leaves open or states in two ways: both readings, and our number beside them.
 
-Every item is a sentence, a bar or a curve of the paper that another part of it, or the rules that it gives,
-reads differently. Nothing is decided here; where a choice had to be made elsewhere, the other choice is
-shown. The numbers are the paper's own curves (repro.paper), arithmetic, and short runs of functions that
-other studies own; their notebooks have the seeds and the sensitivity that this one leaves out. The words are
-in `both_readings`, the pictures in `both_readings_drawn`.
+Every item is a sentence, a bar or a curve of the paper that another part of it, or the rules that it gives, reads
+differently. Nothing is decided here; where a choice had to be made elsewhere, the other choice is shown. The numbers
+are the paper's own curves (repro.paper), arithmetic, and short runs of functions that other studies own; their
+notebooks have the seeds and the sensitivity that this one leaves out. The words are in `both_readings`, the pictures in
+`both_readings_drawn`.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ ORCAS = ("orca-max", "orca-pow2", "orca-oracle")
 
 @dataclass(frozen=True)
 class Params:
-    """Rates (req/s) around those of Fig. 13; `max_seconds` caps the traces, which otherwise are as long as
-    the authors'."""
+    """Rates (req/s) around those of Fig. 13; `max_seconds` caps the traces, which otherwise are as long as the
+    authors'."""
 
     rates_sharegpt: tuple[float, ...] = (1.5, 1.75, 1.9, 2.0, 2.1, 2.25)
     rates_alpaca: tuple[float, ...] = (25.0, 26.5, 28.0, 30.0)
@@ -211,8 +211,7 @@ def until_completed(duration_s: float, seed: int) -> dict[str, Any]:
 def swapped_out(
     num_requests: int, prompt_tokens: int, output_tokens: int, num_blocks: int, num_cpu_blocks: int
 ) -> list[dict[str, Any]]:
-    """Equal requests that arrive together, always swapped: blocks held on the GPU and in swap space, step by
-    step."""
+    """Equal requests that arrive together, always swapped: blocks held on the GPU and in swap space, step by step."""
     manager = PagedKVCacheManager(num_blocks, 1, num_cpu_blocks=num_cpu_blocks)
     scheduler = Scheduler(manager, SchedulerConfig(preemption=PreemptionMode.SWAP))
     for index in range(num_requests):

@@ -1,7 +1,7 @@
 """Workloads: request traces from the paper's length distributions, a file of lengths, or the real data sets.
 
-`make_trace` is the front door. The default needs no file and no network; `lengths` chooses another source.
-Importing this package loads numpy only.
+`make_trace` is the front door. The default needs no file and no network; `lengths` chooses another source. Importing
+this package loads numpy only.
 """
 
 from numbers import Integral
@@ -44,9 +44,9 @@ def make_trace(
 ) -> Trace:
     """The trace of one experiment: Poisson arrivals at `rate` requests/s for `duration_s` s (section 6.1).
 
-    `lengths` is None (embedded, from Fig. 11), a CSV file of length pairs, a data set's own .json, .jsonl or
-    .parquet file, or "hub" for the data set on the Hugging Face hub; the last two count tokens with
-    `tokenizer`, a hub id or a folder. Pairs with prompt + output > max_model_len are left out.
+    `lengths` is None (embedded, from Fig. 11), a CSV file of length pairs, a data set's own .json, .jsonl or .parquet
+    file, or "hub" for the data set on the Hugging Face hub; the last two count tokens with `tokenizer`, a hub id or a
+    folder. Pairs with prompt + output > max_model_len are left out.
 
     Equal arguments give equal traces. Arrivals of one seed at two rates are one pattern on two time scales. Embedded
     lengths go with them: the same requests in the same order, more of them at the higher rate. A file's or data set's

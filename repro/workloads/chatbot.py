@@ -4,9 +4,9 @@ What: with probability 0.1 a request opens a conversation, otherwise one of thos
 prompt is the last 1024 tokens of history and query, the answer has at most 1024 tokens, and no K/V is kept from round
 to round. Queries and answers are drawn like the ShareGPT-like requests of the other experiments, one pair a round.
 
-How many prompts reach the full 1024 tokens decides the figure, and the paper does not say: it depends on how
-long ShareGPT's conversations are, and only first rounds are known here. By default a conversation never
-ends, which is the rule as the paper states it; `mean_rounds` ends it after a geometrically distributed number.
+How many prompts reach the full 1024 tokens decides the figure, and the paper does not say: it depends on how long
+ShareGPT's conversations are, and only first rounds are known here. By default a conversation never ends, which is the
+rule as the paper states it; `mean_rounds` ends it after a geometrically distributed number.
 
 What this module does not know: when an answer is finished. As for the authors, the next round may arrive before it is.
 """

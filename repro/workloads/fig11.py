@@ -1,9 +1,8 @@
-"""The embedded length distributions: ShareGPT-like and Alpaca-like requests, rebuilt from Fig. 11 of the
-paper.
+"""The embedded length distributions: ShareGPT-like and Alpaca-like requests, rebuilt from Fig. 11 of the paper.
 
-What: a joint distribution of (prompt, output) lengths for each of the two workloads, drawn without any data
-set or network. Why rebuilt: the paper prints only the two marginal histograms and their means, while memory
-waste and latency also depend on how prompt and output go together, so the measured dependence is put back in.
+What: a joint distribution of (prompt, output) lengths for each of the two workloads, drawn without any data set or
+network. Why rebuilt: the paper prints only the two marginal histograms and their means, while memory waste and latency
+also depend on how prompt and output go together, so the measured dependence is put back in.
 
 Recipe, with nothing fitted to any result of the paper:
 1. each marginal is a monotone cubic spline through the histogram's cumulative shares; its one free number,
@@ -13,8 +12,8 @@ Recipe, with nothing fitted to any result of the paper:
 3. iterative proportional fitting brings back both marginals (plain rejection would lose 5 % of ShareGPT's
    mean prompt) and the measured mean output of each prompt range.
 
-What this module does not know: the real pairs, spikes at single lengths (such as the stock greeting of 10
-tokens), and any dependence finer than the quintile table and the conditional means.
+What this module does not know: the real pairs, spikes at single lengths (such as the stock greeting of 10 tokens), and
+any dependence finer than the quintile table and the conditional means.
 """
 
 import functools
@@ -42,8 +41,7 @@ def fig11_data() -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Marginal:
-    """One length's distribution: cdf[k] = P(length <= first - 1 + k), and the cells that the joint is made
-    of.
+    """One length's distribution: cdf[k] = P(length <= first - 1 + k), and the cells that the joint is made of.
 
     `ends` holds first - 1 and then the last length of each cell; every cell has mass.
     """
@@ -182,9 +180,9 @@ def _fitted(workload: str) -> tuple[Marginal, Marginal, np.ndarray]:
 def fig11_lengths(workload: str, max_model_len: int = 2048) -> JointLengths:
     """The embedded distribution of `workload`, without pairs over `max_model_len` tokens (Fig. 11).
 
-    A limit under 2048 drops the joint's cells (one length each up to 64 tokens, 4 to 16 lengths beyond) that
-    hold a longer pair; one over 2048 changes nothing, as the figure holds no longer pairs. Raises UserError
-    for an unknown workload, or a limit that leaves nothing.
+    A limit under 2048 drops the joint's cells (one length each up to 64 tokens, 4 to 16 lengths beyond) that hold a
+    longer pair; one over 2048 changes nothing, as the figure holds no longer pairs. Raises UserError for an unknown
+    workload, or a limit that leaves nothing.
     """
     if workload not in EMBEDDED:
         raise UserError(f"unknown workload {workload!r}: the embedded ones are {', '.join(EMBEDDED)}")

@@ -1,15 +1,13 @@
 """The real data sets: lengths of their texts under a model's tokenizer, through Hugging Face `datasets`.
 
-Only on request: the hub is never consulted otherwise, and when it is, one short probe decides within seconds
-whether it can be reached. A local file in a data set's own format (json, jsonl, parquet) goes through the
-same loaders and the same code, so that a machine without a network can use what was carried to it, and the
-tests test what runs.
+Only on request: the hub is never consulted otherwise, and when it is, one short probe decides within seconds whether it
+can be reached. A local file in a data set's own format (json, jsonl, parquet) goes through the same loaders and the
+same code, so that a machine without a network can use what was carried to it, and the tests test what runs.
 
-The paper names the data sets, not every detail of their use. Choices made here: an Alpaca prompt is the
-instruction, a line break and the input, if there is one; lengths count the special tokens that the tokenizer
-adds by default (in the authors' pairs the stock greeting of nine words and marks has ten tokens). This module
-does not know of arrivals, nor of the instruction and the examples that the paper puts before a sentence to
-translate.
+The paper names the data sets, not every detail of their use. Choices made here: an Alpaca prompt is the instruction, a
+line break and the input, if there is one; lengths count the special tokens that the tokenizer adds by default (in the
+authors' pairs the stock greeting of nine words and marks has ten tokens). This module does not know of arrivals, nor of
+the instruction and the examples that the paper puts before a sentence to translate.
 """
 
 import functools
@@ -31,8 +29,8 @@ OPT_TOKENIZER = "facebook/opt-13b"  # the OPT models share one tokenizer
 HUB_TIMEOUT_S = 5.0
 DATASET_SUFFIXES = (".json", ".jsonl", ".parquet")
 _REMEDY = (
-    "leave LENGTHS out for the embedded lengths, give a CSV file of lengths, or give a local copy of the "
-    "data set (.json, .jsonl, .parquet) and a tokenizer that is on this machine"
+    "leave LENGTHS out for the embedded lengths, give a CSV file of lengths, or give a local copy of the data set "
+    "(.json, .jsonl, .parquet) and a tokenizer that is on this machine"
 )
 
 Row = dict[str, Any]
@@ -88,9 +86,8 @@ def lengths_from_dataset(
 ) -> LengthPairs:
     """Length pairs of a data set in DATASETS: from the hub, or from a local file in the data set's format.
 
-    `tokenizer` is a hub id or a folder. Tokenized lengths stay in the cache of `datasets`, so that a second
-    process does not tokenize again. Raises UserError where there is no network, no such file, or not this
-    data set's format.
+    `tokenizer` is a hub id or a folder. Tokenized lengths stay in the cache of `datasets`, so that a second process
+    does not tokenize again. Raises UserError where there is no network, no such file, or not this data set's format.
     """
     if workload not in DATASETS:
         raise UserError(f"no data set for workload {workload!r}: the known ones are {', '.join(DATASETS)}")
@@ -112,8 +109,8 @@ def _load(workload: str, path: str | None, modified_ns: int, tokenizer: str, max
     missing = [name for name in spec.columns if name not in dataset.column_names]
     if missing:
         raise UserError(
-            f"{path or spec.hub_id} is not in the format of {spec.hub_id}: no column {', '.join(missing)} "
-            f"among {', '.join(dataset.column_names)}"
+            f"{path or spec.hub_id} is not in the format of {spec.hub_id}: no column {', '.join(missing)} among "
+            f"{', '.join(dataset.column_names)}"
         )
 
     def count_tokens(batch: dict[str, list[Any]]) -> dict[str, list[int]]:
@@ -174,8 +171,7 @@ def _load_rows(spec: DatasetSpec, path: str | None) -> Any:
 
 
 def _require_hub(wanted: str) -> None:
-    """Return if the hub answers, or if HF_HUB_OFFLINE tells its libraries to use only their cache; else
-    UserError.
+    """Return if the hub answers, or if HF_HUB_OFFLINE tells its libraries to use only their cache; else UserError.
 
     A thread, because a name look-up without a network can outlast every timeout that one can set on it.
     """

@@ -1,9 +1,8 @@
 """Request lengths from somewhere: what every source must offer, and pairs that a user brings in a file.
 
-A source hands out (prompt, output) lengths in tokens and says what it is. `LengthPairs` is a finite table of
-pairs, from a CSV file (here) or from a data set (`repro.workloads.hub`); the embedded distributions are in
-`repro.workloads.fig11`. This module knows nothing of arrival times, tokenizers or the contents of any
-request.
+A source hands out (prompt, output) lengths in tokens and says what it is. `LengthPairs` is a finite table of pairs,
+from a CSV file (here) or from a data set (`repro.workloads.hub`); the embedded distributions are in
+`repro.workloads.fig11`. This module knows nothing of arrival times, tokenizers or the contents of any request.
 """
 
 import csv
@@ -29,8 +28,7 @@ PAPER_PAIRS = {"sharegpt": "e4837cf1c5bd9975b1868e1dbcbaf49a7bf6871a1ab66c769fd2
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """What a trace's card says of the lengths' source. Lengths are in tokens; `num_pairs` is None for a
-    distribution.
+    """What a trace's card says of the lengths' source. Lengths are in tokens; `num_pairs` is None for a distribution.
 
     `num_pairs` and the means are those after the filter; `dropped_share` is what the filter took, 0 to 1.
     """
@@ -75,8 +73,8 @@ class LengthPairs:
         kept = np.array(pairs[pairs.sum(axis=1) <= max_model_len], dtype=np.int64)
         if len(kept) == 0:
             raise UserError(
-                f"{source}: none of its {len(pairs)} pairs has prompt + output <= {max_model_len} tokens; "
-                "raise max_model_len or bring shorter requests"
+                f"{source}: none of its {len(pairs)} pairs has prompt + output <= {max_model_len} tokens; raise "
+                "max_model_len or bring shorter requests"
             )
         kept.setflags(write=False)
         facts = SourceFacts(
@@ -95,19 +93,18 @@ class LengthPairs:
     def draw(self, num_pairs: int, seed: int) -> np.ndarray:
         """[num_pairs, 2]: the first `num_pairs` pairs (beyond the last one again from the first), shuffled.
 
-        The seed decides the order alone. A short trace is the beginning of the table, whatever stands there,
-        as it was for the authors.
+        The seed decides the order alone. A short trace is the beginning of the table, whatever stands there, as it was
+        for the authors.
         """
         rng = np.random.default_rng([seed, LENGTHS_STREAM])
         return self.pairs[rng.permutation(np.arange(num_pairs) % len(self.pairs))]
 
 
 def lengths_from_csv(path: str | Path, workload: str = "sharegpt", max_model_len: int = 2048) -> LengthPairs:
-    """Length pairs from a CSV file with a header that names prompt_tokens and output_tokens (others are
-    ignored).
+    """Length pairs from a CSV file with a header that names prompt_tokens and output_tokens (others are ignored).
 
-    `workload` only decides which of the paper's traces the pairs are compared with. Every malformed line is a
-    UserError with its line number. An unchanged file is read once per process.
+    `workload` only decides which of the paper's traces the pairs are compared with. Every malformed line is a UserError
+    with its line number. An unchanged file is read once per process.
     """
     path = Path(path)
     try:
@@ -126,8 +123,8 @@ def _load_csv(path: Path, modified_ns: int, size: int, workload: str, max_model_
 def _parse_csv(path: Path) -> np.ndarray:
     def fail(line: int, what: str) -> UserError:
         return UserError(
-            f"{path}, line {line}: {what}. The file is a header 'prompt_tokens,output_tokens' and then one "
-            "request a line, two whole numbers of at least 1"
+            f"{path}, line {line}: {what}. The file is a header 'prompt_tokens,output_tokens' and then one request a "
+            "line, two whole numbers of at least 1"
         )
 
     try:

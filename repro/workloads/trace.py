@@ -1,10 +1,8 @@
-"""A trace: when each request arrives and how long its prompt and output are; and the card that says what it
-is.
+"""A trace: when each request arrives and how long its prompt and output are; and the card that says what it is.
 
-Everything downstream sees a workload only as these three arrays, so that the simulator, the real model and
-the GPU run the same requests. The card states how the trace was made and how it looks, so that a reader can
-judge it without the code. This module does not know where lengths come from (`repro.workloads.lengths`) nor
-what the tokens are.
+Everything downstream sees a workload only as these three arrays, so that the simulator, the real model and the GPU run
+the same requests. The card states how the trace was made and how it looks, so that a reader can judge it without the
+code. This module does not know where lengths come from (`repro.workloads.lengths`) nor what the tokens are.
 """
 
 import dataclasses
@@ -69,14 +67,14 @@ class TraceCard:
         paper = "equal those of the paper's trace" if self.equals_paper_trace else "are not those of the paper's trace"
         return "\n".join(
             [
-                f"{self.workload}: {self.num_requests:,} requests, {self.rate_per_s:g}/s for "
-                f"{self.duration_s:g} s, seed {self.seed}, hash {self.hash[:12]}",
+                f"{self.workload}: {self.num_requests:,} requests, {self.rate_per_s:g}/s for {self.duration_s:g} s, "
+                f"seed {self.seed}, hash {self.hash[:12]}",
                 f"lengths: {source.source}: {count}; {source.filter}; mean {source.mean_prompt_tokens:.2f} / "
                 f"{source.mean_output_tokens:.2f}; they {paper}",
                 f"drawn by: {source.recipe}",
                 f"arrivals: {self.arrivals}",
-                f"this trace: mean {self.mean_prompt_tokens:.2f} / {self.mean_output_tokens:.2f}, rank "
-                f"correlation {correlation}, mean output {ranges} prompt tokens",
+                f"this trace: mean {self.mean_prompt_tokens:.2f} / {self.mean_output_tokens:.2f}, rank correlation "
+                f"{correlation}, mean output {ranges} prompt tokens",
                 f"quantiles, {levels}: prompt {_whole(self.prompt_quantiles)}, output {_whole(self.output_quantiles)}",
             ]
         )
@@ -147,9 +145,9 @@ def check_arrivals(rate_per_s: float, duration_s: float, seed: int) -> None:
 def poisson_arrivals(rate_per_s: float, duration_s: float, seed: int) -> np.ndarray:
     """Arrival times in [0, duration_s), float64, sorted: Poisson counts per 10 ms, as the authors drew.
 
-    All arrivals of a tick carry its start. The counts come from a Poisson process whose times are floored to
-    the tick; its unit-rate gaps depend on the seed alone, so traces of one seed at two rates are one pattern
-    on two time scales: what differs along a curve over rates is the rate. Raises UserError as check_arrivals.
+    All arrivals of a tick carry its start. The counts come from a Poisson process whose times are floored to the tick;
+    its unit-rate gaps depend on the seed alone, so traces of one seed at two rates are one pattern on two time scales:
+    what differs along a curve over rates is the rate. Raises UserError as check_arrivals.
     """
     check_arrivals(rate_per_s, duration_s, seed)
     expected = rate_per_s * duration_s

@@ -1,9 +1,9 @@
 """Translation requests that share a prefix (section 6.4, Fig. 16): instruction and examples, then a sentence.
 
-What: a prompt is the shared prefix (80 tokens with one example, 341 with five) and one English sentence; the
-output is its German translation. The paper takes the sentences of WMT16's test set with LLaMA's tokenizer. On
-request they come from the hub or a file; otherwise from a distribution whose numbers are derived here, so that
-no network is needed. Nothing in it is fitted to a result of the paper.
+What: a prompt is the shared prefix (80 tokens with one example, 341 with five) and one English sentence; the output is
+its German translation. The paper takes the sentences of WMT16's test set with LLaMA's tokenizer. On request they come
+from the hub or a file; otherwise from a distribution whose numbers are derived here, so that no network is needed.
+Nothing in it is fitted to a result of the paper.
 
 The default lengths:
 - The test set's card gives 735,508 bytes for 2,999 pairs; without Arrow's two offsets of 4 bytes a pair that is
@@ -13,8 +13,8 @@ The default lengths:
 - Sentence lengths are about lognormal, here with a standard deviation of half the mean (0.47 in either sample);
   a translation's has a factor of its own, with 0.15 (the six pairs at hand).
 
-What this module does not know: what the sentences say, the pairs behind Fig. 16, and how exact the above is.
-`scale` stretches both lengths, to show what depends on it.
+What this module does not know: what the sentences say, the pairs behind Fig. 16, and how exact the above is. `scale`
+stretches both lengths, to show what depends on it.
 """
 
 from __future__ import annotations

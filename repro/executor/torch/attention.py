@@ -1,11 +1,10 @@
 """Paged attention as transformers sees it: one function, registered under the name `IMPLEMENTATION`.
 
-A model runs on flattened tokens [1, total]: first one token of each decoding sequence, then the chunks of
-prompts. Each attention layer calls `paged_attention` with the projected queries, keys and values; it writes K
-and V into the layer's pool and attends through the block tables that came in as the keyword `paged`. No mask
-and no cache object is built. The work is one operator, so that torch.compile sees a single opaque call, with
-tensors only (plain numbers that change from step to step would make it compile again): the sizes travel as a
-small CPU tensor.
+A model runs on flattened tokens [1, total]: first one token of each decoding sequence, then the chunks of prompts. Each
+attention layer calls `paged_attention` with the projected queries, keys and values; it writes K and V into the layer's
+pool and attends through the block tables that came in as the keyword `paged`. No mask and no cache object is built. The
+work is one operator, so that torch.compile sees a single opaque call, with tensors only (plain numbers that change from
+step to step would make it compile again): the sizes travel as a small CPU tensor.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ IMPLEMENTATION = "repro_paged"
 
 
 class PagedInputs(NamedTuple):
-    """What attention has to know about a batch. The first `sizes[0]` sequences decode, the others run a chunk
-    of prompt.
+    """What attention has to know about a batch. The first `sizes[0]` sequences decode, the others run a chunk of
+    prompt.
 
     slots         int64 [tokens]             where each token's K and V go; -1: nowhere (padding)
     block_table   int32 [sequences, blocks]  physical blocks in logical order
@@ -94,9 +93,8 @@ def _shape_of_attended(q: Tensor, *others: object) -> Tensor:
 # Registered by hand: torch.library.custom_op would add some 50 us of the host's time to every layer's call.
 _LIBRARY = torch.library.Library("repro", "DEF")
 _LIBRARY.define(
-    "paged_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, "
-    "Tensor block_table, Tensor context_lens, Tensor cu_chunks, Tensor sizes, Tensor(c!) workspace, float scale) "
-    "-> Tensor"
+    "paged_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, Tensor "
+    "block_table, Tensor context_lens, Tensor cu_chunks, Tensor sizes, Tensor(c!) workspace, float scale) -> Tensor"
 )
 _LIBRARY.impl("paged_attention", _paged_attention, "CompositeExplicitAutograd")
 torch.library.register_fake("repro::paged_attention", _shape_of_attended, lib=_LIBRARY)
@@ -118,8 +116,7 @@ def paged_attention(
 ) -> tuple[Tensor, None]:
     """query [1, heads, tokens, dim], key and value [1, kv_heads, tokens, dim] -> [1, tokens, heads, dim].
 
-    `scaling` is taken as given (OPT scales its queries itself and passes 1). The layer's pools are its
-    attributes
+    `scaling` is taken as given (OPT scales its queries itself and passes 1). The layer's pools are its attributes
     `k_cache` and `v_cache` (see `attach`).
     """
     if paged is None:

@@ -1,8 +1,7 @@
 """From a SchedulerOutput to arrays: who is in the batch, at which lengths, and where each token's K and V go.
 
-A batch has a row per sequence: first those that decode, then those of the groups that run their prompt. Rows
-keep their block tables from step to step, so that a step costs what has changed in it. Numpy only; no device
-is known here.
+A batch has a row per sequence: first those that decode, then those of the groups that run their prompt. Rows keep their
+block tables from step to step, so that a step costs what has changed in it. Numpy only; no device is known here.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ class GroupRows(NamedTuple):
 
 @dataclass(slots=True)
 class Chunks:
-    """Prompts to run, flattened: `rows` has the batch row whose block table each chunk uses; the rest is as
-    in PagedInputs.
+    """Prompts to run, flattened: `rows` has the batch row whose block table each chunk uses; the rest is as in
+    PagedInputs.
 
-    `token_ids`, `positions` and `slots` are int64 [tokens]; `logits_of` int64 [rows] maps each prompt row of
-    the batch to the chunk whose last token predicts its next one (fresh samples of one prompt share a chunk).
+    `token_ids`, `positions` and `slots` are int64 [tokens]; `logits_of` int64 [rows] maps each prompt row of the batch
+    to the chunk whose last token predicts its next one (fresh samples of one prompt share a chunk).
     """
 
     rows: np.ndarray
@@ -168,8 +167,8 @@ class BatchBuilder:
         return rows, groups
 
     def _refresh(self, groups: list[GroupRows], seqs: list[Sequence], num_decodes: int, num_iterations: int) -> None:
-        """Copy the block tables that have changed: those that grew, and any of several sequences (they copy
-        on write)."""
+        """Copy the block tables that have changed: those that grew, and any of several sequences (they copy on
+        write)."""
         needed = -(-(self._context[:num_decodes] + num_iterations - 1) // self.block_size)
         stale = set(np.flatnonzero(self._counts[:num_decodes] < needed).tolist())
         for _, _, first, count in groups:

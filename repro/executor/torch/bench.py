@@ -2,10 +2,9 @@
 
     python -m repro.executor.torch.bench --out DIR
 
-The load: 256 requests, all there at the start, with the lengths of experiments/offline_256_lengths.csv
-(log-normal, sigma 1, clipped to [4, 1024], clipped means 161 and 338 tokens, one draw with seed 0: 45,797
-prompt and 80,156 output tokens). Lengths are forced and decoding is greedy; weights are random, since only
-shapes matter. One row per K/V pool.
+The load: 256 requests, all there at the start, with the lengths of experiments/offline_256_lengths.csv (log-normal,
+sigma 1, clipped to [4, 1024], clipped means 161 and 338 tokens, one draw with seed 0: 45,797 prompt and 80,156 output
+tokens). Lengths are forced and decoding is greedy; weights are random, since only shapes matter. One row per K/V pool.
 """
 
 from __future__ import annotations
@@ -121,8 +120,8 @@ def requests(lengths: Path, vocabulary: int) -> list[tuple[Request, np.ndarray]]
     """The load, with random prompts."""
     if not lengths.is_file():
         raise UserError(
-            f"{lengths} is not there; run from the project's folder, or name a CSV file of "
-            f"prompt_tokens,output_tokens with --lengths"
+            f"{lengths} is not there; run from the project's folder, or name a CSV file of prompt_tokens,output_tokens "
+            "with --lengths"
         )
     rng = np.random.default_rng(0)
     with lengths.open() as file:

@@ -1,8 +1,7 @@
 """Runs SchedulerOutput for real: moves blocks, runs the model, chooses tokens, and says who stopped.
 
-On a GPU, when nothing in a batch depends on its tokens (no stop tokens, no beams), a step is only queued and
-the one before it is waited for, so that the host prepares a step while the GPU runs another; scheduling is
-the same either way.
+On a GPU, when nothing in a batch depends on its tokens (no stop tokens, no beams), a step is only queued and the one
+before it is waited for, so that the host prepares a step while the GPU runs another; scheduling is the same either way.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ from repro.sequence import Request, SamplingParams, SequenceGroup
 
 @dataclass(slots=True)
 class _Step:
-    """An iteration that is queued on the device: its tokens and log-probabilities on their way to the
-    host."""
+    """An iteration that is queued on the device: its tokens and log-probabilities on their way to the host."""
 
     batch: Batch
     tokens: Tensor
@@ -56,11 +54,10 @@ def within_memory(work: Callable[[], Any], doing: str) -> Any:
 
 
 class TorchExecutor(Executor):
-    """One model, one pool, one memory manager. Give each request its prompt with `submit` before the engine
-    sees it.
+    """One model, one pool, one memory manager. Give each request its prompt with `submit` before the engine sees it.
 
-    Results appear in `finished` by request id; `flush` first, so that the last step's are there.
-    `with_logprobs` also keeps each token's log-probability under the model.
+    Results appear in `finished` by request id; `flush` first, so that the last step's are there. `with_logprobs` also
+    keeps each token's log-probability under the model.
     """
 
     def __init__(
@@ -85,10 +82,9 @@ class TorchExecutor(Executor):
     def reset(self, manager: KVCacheManager, beams: ParentChoices | None = None) -> None:
         """Begin anew with another manager of the same pool; whatever was running is given up.
 
-        With `beams`, beams continue where it says and not where the model would: with random weights, all is
-        computed as always and as much is shared as by the model that was recorded (see repro.beams).
-        The model is given this executor's pool: several executors may share a model, but only the one begun
-        last runs.
+        With `beams`, beams continue where it says and not where the model would: with random weights, all is computed
+        as always and as much is shared as by the model that was recorded (see repro.beams). The model is given this
+        executor's pool: several executors may share a model, but only the one begun last runs.
         """
         attach(self.loaded.model, self.store.caches)
         self.manager, self._replayed_beams = manager, beams
@@ -103,8 +99,7 @@ class TorchExecutor(Executor):
     # Requests
 
     def submit(self, request: Request, token_ids: Items[int] | np.ndarray) -> None:
-        """The prompt of a request. UserError if it cannot be run: too long, unknown tokens, not its declared
-        prefix."""
+        """The prompt of a request. UserError if it cannot be run: too long, unknown tokens, not its declared prefix."""
         prompt = np.asarray(token_ids, np.int64)
         limit, vocabulary = self.loaded.config.max_model_len, self.loaded.model.config.vocab_size
         name = f"request {request.request_id}"
@@ -202,8 +197,8 @@ class TorchExecutor(Executor):
     def _host_tokens(self, batch: Batch) -> np.ndarray:
         """The newest tokens of rows that were not in the last batch (swapped in); 0 elsewhere.
 
-        Only the last step may still be queued, and a row that it did not have has all its tokens here
-        already. For the same reason a prompt can be recomputed without waiting.
+        Only the last step may still be queued, and a row that it did not have has all its tokens here already. For the
+        same reason a prompt can be recomputed without waiting.
         """
         tokens = np.zeros(len(batch.rows), np.int64)
         if batch.source is not None:

@@ -1,8 +1,7 @@
-"""The K/V pools themselves: per layer one K and one V tensor of blocks, and their twins in CPU memory for
-swapping.
+"""The K/V pools themselves: per layer one K and one V tensor of blocks, and their twins in CPU memory for swapping.
 
-Which block belongs to whom is the memory manager's business; this module only holds the data and moves whole
-blocks as CacheOps say, in the order in which they were issued.
+Which block belongs to whom is the memory manager's business; this module only holds the data and moves whole blocks as
+CacheOps say, in the order in which they were issued.
 """
 
 from __future__ import annotations
@@ -21,11 +20,10 @@ from repro.memory.interface import CacheOp, OpKind
 
 
 def batches(ops: Iterable[CacheOp]) -> Iterator[list[CacheOp]]:
-    """Cut an ordered list of operations into runs that may happen in any order within themselves (one launch
-    each).
+    """Cut an ordered list of operations into runs that may happen in any order within themselves (one launch each).
 
-    A run is of one kind, writes no block twice, and no copy in it reads what another one writes or writes
-    what another one reads.
+    A run is of one kind, writes no block twice, and no copy in it reads what another one writes or writes what another
+    one reads.
     """
     run: list[CacheOp] = []
     reads: set[int] = set()
@@ -43,11 +41,10 @@ def batches(ops: Iterable[CacheOp]) -> Iterator[list[CacheOp]]:
 
 
 class KVStore:
-    """`caches` holds K of layer 0, V of layer 0, K of layer 1, ...: [num_blocks, block_size, kv_heads,
-    head_dim] each.
+    """`caches` holds K of layer 0, V of layer 0, K of layer 1, ...: [num_blocks, block_size, kv_heads, head_dim] each.
 
-    `cpu_caches` is the same with `num_cpu_blocks` blocks, in page-locked memory if the pool is on a GPU. The
-    pools start uninitialised: no slot is read before it was written.
+    `cpu_caches` is the same with `num_cpu_blocks` blocks, in page-locked memory if the pool is on a GPU. The pools
+    start uninitialised: no slot is read before it was written.
     """
 
     def __init__(
@@ -71,8 +68,8 @@ class KVStore:
             ]
         except (torch.OutOfMemoryError, RuntimeError) as error:
             raise UserError(
-                f"a K/V pool of {num_blocks} blocks of {block_size} tokens and {num_cpu_blocks} swap blocks does "
-                f"not fit into memory beside {model.name}; ask for fewer ({str(error).splitlines()[0]})"
+                f"a K/V pool of {num_blocks} blocks of {block_size} tokens and {num_cpu_blocks} swap blocks does not "
+                f"fit into memory beside {model.name}; ask for fewer ({str(error).splitlines()[0]})"
             ) from None
         self.device = device
         self._gpu = self._cpu = None  # the pools' addresses, which the kernels take

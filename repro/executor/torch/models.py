@@ -1,11 +1,9 @@
 """Models: found, loaded or made up, and what the engine has to know about one.
 
-Model code is transformers' own; an attention function of ours replaces only the attention between projections
-(see
-`attention`). A throughput measurement needs the shapes of a model and not its knowledge, so every
-architecture of
-`repro.config.MODELS` can be had with seeded random weights, without a download. This module does not know the
-K/V store, and it asks no hub unless told to.
+Model code is transformers' own; an attention function of ours replaces only the attention between projections (see
+`attention`). A throughput measurement needs the shapes of a model and not its knowledge, so every architecture of
+`repro.config.MODELS` can be had with seeded random weights, without a download. This module does not know the K/V
+store, and it asks no hub unless told to.
 """
 
 from __future__ import annotations
@@ -32,8 +30,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model on its device with what the engine needs to know: `config` describes its K/V, `eos` its stop
-    tokens."""
+    """A model on its device with what the engine needs to know: `config` describes its K/V, `eos` its stop tokens."""
 
     model: PreTrainedModel
     tokenizer: Any | None
@@ -50,12 +47,12 @@ class LoadedModel:
 
 
 def load(name: str, device: str = "cpu", dtype: str | None = None, *, seed: int = 0, hub: bool = False) -> LoadedModel:
-    """A model by name: "smollm2", one of `repro.config.MODELS` (random weights from `seed`), a folder, a GGUF
-    file, or a hub id.
+    """A model by name: "smollm2", one of `repro.config.MODELS` (random weights from `seed`), a folder, a GGUF file, or
+    a hub id.
 
-    Files are only ever read as data: no code that comes with a checkpoint is run. `dtype` is float32 on a CPU
-    and bfloat16 on a GPU unless given. A hub id needs `hub=True` to be looked up on the network; without it
-    only what is on this machine already is used. UserError if it cannot be had or cannot be run.
+    Files are only ever read as data: no code that comes with a checkpoint is run. `dtype` is float32 on a CPU and
+    bfloat16 on a GPU unless given. A hub id needs `hub=True` to be looked up on the network; without it only what is on
+    this machine already is used. UserError if it cannot be had or cannot be run.
     """
     if dtype is None:
         dtype = "float32" if torch.device(device).type == "cpu" else "bfloat16"
@@ -70,8 +67,8 @@ def load(name: str, device: str = "cpu", dtype: str | None = None, *, seed: int 
         return _pretrained(name, device, dtype, hub)
     except torch.OutOfMemoryError:
         raise UserError(
-            f"model {name!r} in {dtype} does not fit into the memory of {device}; use a smaller model or a "
-            f"narrower dtype"
+            f"model {name!r} in {dtype} does not fit into the memory of {device}; use a smaller model or a narrower "
+            "dtype"
         ) from None
 
 
@@ -124,8 +121,7 @@ def _pretrained(name: str, device: str, dtype: str, hub: bool) -> LoadedModel:
         remedy = "" if hub else ", or allow the hub (hub=True) for an id that is not on this machine yet"
         raise UserError(
             f"model {name!r} cannot be loaded ({next(iter(str(error).splitlines()), type(error).__name__)}); use one "
-            f"of {known}, a folder "
-            f"with a transformers checkpoint, a GGUF file{remedy}"
+            f"of {known}, a folder with a transformers checkpoint, a GGUF file{remedy}"
         ) from None
     eos = model.generation_config.eos_token_id  # first: 5.17's tokenizer of a GGUF file has another one
     if eos is None:
@@ -147,8 +143,8 @@ def _checked(model: PreTrainedModel, tokenizer: Any | None, name: str, eos: froz
     config = model.config
     if not getattr(model, "_supports_attention_backend", False):
         raise UserError(
-            f"model {name!r} ({type(model).__name__}) does not use the attention interface of transformers, "
-            f"through which the paged kernels are reached; use one that does, such as OPT, LLaMA or Qwen"
+            f"model {name!r} ({type(model).__name__}) does not use the attention interface of transformers, through "
+            "which the paged kernels are reached; use one that does, such as OPT, LLaMA or Qwen"
         )
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -156,8 +152,8 @@ def _checked(model: PreTrainedModel, tokenizer: Any | None, name: str, eos: froz
     kernels.check_cache(model.dtype, 1, head_dim, heads, kv_heads)
     if getattr(config, "sliding_window", None) and _attention_kinds(config) != "full_attention":
         raise UserError(
-            f"model {name!r} uses sliding-window attention (window {config.sliding_window}), which the paged "
-            f"kernels do not have; use a model with full attention"
+            f"model {name!r} uses sliding-window attention (window {config.sliding_window}), which the paged kernels "
+            "do not have; use a model with full attention"
         )
     summary = ModelConfig(
         name=name,

@@ -19,8 +19,7 @@ DEFAULT_FREE_SHARE = 0.9
 
 @dataclass(frozen=True)
 class PoolSize:
-    """At most one of the four; none means DEFAULT_FREE_SHARE of a GPU's free memory, or DEFAULT_CPU_GIB on a
-    CPU."""
+    """At most one of the four; none means DEFAULT_FREE_SHARE of a GPU's free memory, or DEFAULT_CPU_GIB on a CPU."""
 
     num_blocks: int | None = None
     kv_slots: int | None = None

@@ -1,10 +1,9 @@
 """The forward pass over a batch: static buffers on the device, and CUDA graphs.
 
-The newest token of every row stays on the device, where the next step takes it from, so the host can prepare
-a step while the last one runs. A step is a function of static buffers; on a GPU it is captured once per
-bucket of sizes, and replayed: launching its kernels one by one takes the host longer than the GPU needs for
-them. Steps with prompts are padded to buckets of rows and of prompt tokens. What tokens mean and when a
-request ends is not known here.
+The newest token of every row stays on the device, where the next step takes it from, so the host can prepare a step
+while the last one runs. A step is a function of static buffers; on a GPU it is captured once per bucket of sizes, and
+replayed: launching its kernels one by one takes the host longer than the GPU needs for them. Steps with prompts are
+padded to buckets of rows and of prompt tokens. What tokens mean and when a request ends is not known here.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ class MixedShape(NamedTuple):
         return 5 * self.rows + 3 * self.tokens + 4 * self.chunks + 1
 
     def split(self, packed: Tensor) -> tuple[Tensor, ...]:
-        """token ids [tokens]; positions and slots [rows + tokens]; last tokens, block table rows and contexts
-        [rows + chunks]; first tokens [chunks + 1]."""
+        """token ids [tokens]; positions and slots [rows + tokens]; last tokens, block table rows and contexts [rows +
+        chunks]; first tokens [chunks + 1]."""
         both, ends = self.rows + self.tokens, self.rows + self.chunks
         return packed.split([self.tokens, both, both, ends, ends, ends, self.chunks + 1])
 
@@ -98,8 +97,7 @@ class ModelRunner:
         return upload(array, self.device)
 
     def load(self, batch: Batch, host_tokens: np.ndarray) -> None:
-        """Bring a batch into the buffers. `host_tokens` int64 [rows] has the newest token of rows new to the
-        batch."""
+        """Bring a batch into the buffers. `host_tokens` int64 [rows] has the newest token of rows new to the batch."""
         count = len(batch.rows)
         if batch.source is not None:
             source = self._upload(batch.source.astype(np.int64))
@@ -114,8 +112,8 @@ class ModelRunner:
 
     @torch.no_grad()
     def decode(self, batch: Batch) -> Tensor:
-        """One token for every row: logits [rows, vocabulary]. The greedy tokens are in `token_ids`, contexts
-        have grown.
+        """One token for every row: logits [rows, vocabulary]. The greedy tokens are in `token_ids`, contexts have
+        grown.
 
         On a GPU the batch is padded to a bucket, with or without graphs, so that both compute the same.
         """

@@ -1,9 +1,8 @@
 """From logits to tokens: greedy, random (temperature, top-k, top-p) and beam search (§4.4).
 
-A random token is found by inverting the cumulative distribution at one number that is a hash of (seed,
-sample, position). No generator has a state, so a request's tokens depend neither on its batch mates nor on
-preemption. Beam search is of fixed length (stop tokens are ignored): at each step the `n` best continuations
-of all beams survive.
+A random token is found by inverting the cumulative distribution at one number that is a hash of (seed, sample,
+position). No generator has a state, so a request's tokens depend neither on its batch mates nor on preemption. Beam
+search is of fixed length (stop tokens are ignored): at each step the `n` best continuations of all beams survive.
 """
 
 from __future__ import annotations
@@ -100,8 +99,7 @@ def _is_greedy(params: SamplingParams) -> bool:
 
 
 def sample(logits: Tensor, plan: SamplingPlan, positions: np.ndarray) -> Tensor:
-    """logits [rows, vocabulary] -> tokens int64 [rows]; `positions` int64 [rows] counts each row's tokens so
-    far."""
+    """logits [rows, vocabulary] -> tokens int64 [rows]; `positions` int64 [rows] counts each row's tokens so far."""
     best = logits.argmax(-1)
     if plan.all_greedy:
         return best
@@ -148,8 +146,8 @@ def advance_beams(states: list[RequestState], logits: Tensor) -> list[BeamStep]:
     """Choose the best continuations of each group's beams, given logits [groups, beams, vocabulary]; updates
     `beam_scores`.
 
-    A beam that lives on keeps its place (the memory manager relies on it): of its continuations the best
-    stays there, the others take the places of beams that end.
+    A beam that lives on keeps its place (the memory manager relies on it): of its continuations the best stays there,
+    the others take the places of beams that end.
     """
     width, vocabulary = logits.shape[1:]
     # At the first step all beams are still the same prompt: only the first one's continuations count.

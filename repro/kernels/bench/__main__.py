@@ -1,7 +1,7 @@
 """Measure the kernels on this machine's GPU: rows (CSV) and a manifest that says on what, with what and how.
 
-Everything that results are divided by is measured in the same run: the device-to-device copy and, for swaps,
-one large copy over the bus in each direction."""
+Everything that results are divided by is measured in the same run: the device-to-device copy and, for swaps, one large
+copy over the bus in each direction."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from repro.errors import UserError
 from repro.provenance import machine
 
 METHOD = (
-    "CUDA-graph replay (launch=graph) or Python launches (launch=eager) between CUDA events, median of 11 "
-    "replays (5 for swaps) after a warm-up; the calls of one replay rotate over sub-pools of at least 320 MB "
-    "together; physical blocks in random order; K and V counted once; outputs checked against float32 (data "
-    "movers: for equality). "
-    "copy = device-to-device copy of 4 GiB, bytes read plus written; link = one pinned copy of 1 GiB."
+    "CUDA-graph replay (launch=graph) or Python launches (launch=eager) between CUDA events, median of 11 replays (5 "
+    "for swaps) after a warm-up; the calls of one replay rotate over sub-pools of at least 320 MB together; physical "
+    "blocks in random order; K and V counted once; outputs checked against float32 (data movers: for equality). copy = "
+    "device-to-device copy of 4 GiB, bytes read plus written; link = one pinned copy of 1 GiB."
 )
 COLUMNS = (
     "benchmark",
@@ -51,8 +50,7 @@ COLUMNS = (
 
 
 def main() -> None:
-    """Run the named benchmarks and write DIR/kernels.csv and DIR/manifest.json. Raises UserError without a
-    GPU."""
+    """Run the named benchmarks and write DIR/kernels.csv and DIR/manifest.json. Raises UserError without a GPU."""
     names = ("decode", "block_sizes", "fig18a", "prefill", "write", "copy", "swap")
     parser = argparse.ArgumentParser(prog="python -m repro.kernels.bench", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for kernels.csv and manifest.json")

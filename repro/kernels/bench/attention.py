@@ -36,8 +36,8 @@ def shapes() -> list[tuple[str, list[int]]]:
 
 
 def decode(plug_ins: Sequence[Contender]) -> Iterator[Row]:
-    """Both head layouts, fp16 and bf16, 21 shapes, blocks of 16; ours also with its blocks in order, the same
-    memory as contiguous K and V, which is what paging itself costs."""
+    """Both head layouts, fp16 and bf16, 21 shapes, blocks of 16; ours also with its blocks in order, the same memory as
+    contiguous K and V, which is what paging itself costs."""
     for heads in HEADS:
         for dtype in TOLERANCE:
             for context, lens in shapes():
@@ -75,8 +75,7 @@ def block_sizes(plug_ins: Sequence[Contender]) -> Iterator[Row]:
 
 
 def fig18a(plug_ins: Sequence[Contender]) -> Iterator[Row]:
-    """Fig. 18a's set-up: batches of 8 and 32, contexts of 64, 128 and 256, launched by a graph and one by
-    one."""
+    """Fig. 18a's set-up: batches of 8 and 32, contexts of 64, 128 and 256, launched by a graph and one by one."""
     for batch in (8, 32):
         for context in (64, 128, 256):
             for launch in ("graph", "eager"):
@@ -154,8 +153,7 @@ def _relative_error(out: Tensor, exact: Tensor, dtype: torch.dtype) -> float:
 
 
 def prefill(plug_ins: Sequence[Contender]) -> Iterator[Row]:
-    """Whole prompts, and chunks after a prefix; beside SDPA and varlen on contiguous K and V of the same
-    lengths."""
+    """Whole prompts, and chunks after a prefix; beside SDPA and varlen on contiguous K and V of the same lengths."""
     for heads in HEADS:
         for dtype in TOLERANCE:
             for batch, length, context in ((32, 128, 128), (8, 1024, 1024), (1, 4096, 4096), (8, 512, 4096)):

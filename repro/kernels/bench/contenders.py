@@ -1,5 +1,4 @@
-"""Who is measured beside our decode kernel, in the same run: torch's SDPA on contiguous K and V, and
-plug-ins.
+"""Who is measured beside our decode kernel, in the same run: torch's SDPA on contiguous K and V, and plug-ins.
 
 A plug-in is any importable function(q, k_cache, v_cache, block_table, context_lens, scale, max_context_len)
 -> output, in this package's layout, named as MODULE:FUNCTION; it must be capturable in a CUDA graph, and is
@@ -29,11 +28,9 @@ Call = Callable[[], Tensor]
 
 @dataclass(frozen=True)
 class Contender:
-    """A name and a way to make, from one call's inputs, a function that launches it and returns [batch,
-    heads, dim].
+    """A name and a way to make, from one call's inputs, a function that launches it and returns [batch, heads, dim].
 
-    `paged` contenders read the pool through the block table; the others get contiguous K and V of equal
-    lengths."""
+    `paged` contenders read the pool through the block table; the others get contiguous K and V of equal lengths."""
 
     name: str
     bind: Callable[[PagedInputs], Call]

@@ -43,8 +43,8 @@ def write(plug_ins: Sequence[Contender]) -> Iterator[Row]:
 
 
 def copy(plug_ins: Sequence[Contender]) -> Iterator[Row]:
-    """Copy-on-write of random blocks over all layers in one launch; beside torch's copy of as many bytes in
-    one piece."""
+    """Copy-on-write of random blocks over all layers in one launch; beside torch's copy of as many bytes in one
+    piece."""
     num_blocks = 512
     caches = [
         torch.randn(num_blocks, 16, NUM_HEADS, HEAD_DIM, device="cuda", dtype=torch.float16)
@@ -62,8 +62,8 @@ def copy(plug_ins: Sequence[Contender]) -> Iterator[Row]:
 
 
 def _plain_copy(moved: int) -> Row:
-    """torch's copy of as many bytes in one piece: what size alone costs. (In a graph the slower copy engine
-    would run it.)"""
+    """torch's copy of as many bytes in one piece: what size alone costs. (In a graph the slower copy engine would run
+    it.)"""
     flat = [torch.randn(moved // 4, device="cuda", dtype=torch.float16) for _ in range(4)]
     us = eager_time_us([partial(flat[i].copy_, flat[i - 1]) for i in range(4)])
     return {"contender": "torch copy, one piece", "launch": "eager", "us": us, "bytes": moved}

@@ -1,8 +1,7 @@
-"""How kernels are timed: CUDA-graph replay, medians, over data larger than the L2 cache; and the machine's
-ceilings.
+"""How kernels are timed: CUDA-graph replay, medians, over data larger than the L2 cache; and the machine's ceilings.
 
-What: a timer, the paged inputs to time on, and the copy and link bandwidths that results are divided by. Why
-here: every benchmark of this package must measure in the same way. This module deliberately knows no kernel.
+What: a timer, the paged inputs to time on, and the copy and link bandwidths that results are divided by. Why here:
+every benchmark of this package must measure in the same way. This module deliberately knows no kernel.
 """
 
 import statistics
@@ -19,8 +18,8 @@ COLD_BYTES = 320 << 20  # the calls of one replay touch at least this much: seve
 def settle() -> None:
     """Give cached memory back to the driver and wait until it has cleaned it.
 
-    For a while after gigabytes were freed, kernels here run up to 12 % slower, whatever they compute; and a
-    graph's capture frees all that is cached."""
+    For a while after gigabytes were freed, kernels here run up to 12 % slower, whatever they compute; and a graph's
+    capture frees all that is cached."""
     cached = torch.cuda.memory_reserved()
     torch.cuda.empty_cache()
     torch.cuda.synchronize()
@@ -99,8 +98,7 @@ class PagedInputs:
     num_bytes: int
 
     def contiguous(self) -> tuple[Tensor, Tensor]:
-        """K and V of equal-length contexts as [batch, kv_heads, context, head_dim], for kernels that know no
-        blocks."""
+        """K and V of equal-length contexts as [batch, kv_heads, context, head_dim], for kernels that know no blocks."""
         table = self.block_table.long()
         k, v = (cache[table].flatten(1, 2)[:, : self.max_context_len] for cache in (self.k_cache, self.v_cache))
         return k.transpose(1, 2), v.transpose(1, 2)
@@ -136,8 +134,7 @@ def paged_inputs(
 
 
 def in_order(inputs: Sequence[PagedInputs]) -> list[PagedInputs]:
-    """The same pool with every context's blocks one after the other: contiguous K and V, read by the same
-    kernel."""
+    """The same pool with every context's blocks one after the other: contiguous K and V, read by the same kernel."""
     num_blocks, block_size = inputs[0].k_cache.shape[:2]
     order = torch.arange(num_blocks, device="cuda")
     tables = _tables(order, inputs[0].context_lens.tolist(), block_size)
