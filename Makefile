@@ -1,5 +1,5 @@
 # The two commands are `make reproduce` and `make test`; each sets up what it needs, once. Set-up itself is
-# repro/bootstrap.py, so that it also works without make: see README.md. Paths are relative, so any folder name will do.
+# repro/setup/bootstrap.py, so that it also works without make: see README.md. Paths are relative, so any folder name will do.
 
 SCALE ?= paper
 CONDA_NAME := $(shell sed -n 's/^name: *//p' environment.yml)
@@ -57,16 +57,16 @@ bench: setup ## how fast the simulator is; on a GPU also kernels, end to end and
 	@"$(PY)" -m repro bench
 
 lab: ## the notebooks in JupyterLab, on the project's own kernel (LAB="--no-browser --port 8889")
-	@$(with_python) -m repro.bootstrap lab $(LAB)
+	@$(with_python) -m repro.setup.bootstrap lab $(LAB)
 
 doctor: ## what this machine has, and what can and cannot run on it and why
-	@$(with_python) -m repro.doctor
+	@$(with_python) -m repro.setup.doctor
 
 setup: ## only the set-up that all of these begin with
-	@$(with_python) -m repro.bootstrap
+	@$(with_python) -m repro.setup.bootstrap
 
 model: ## fetch the embedded small model again, if set-up could not
-	@$(with_python) -m repro.bootstrap model
+	@$(with_python) -m repro.setup.bootstrap model
 
 clean: ## remove results and caches; figures and the environment stay
 	@rm -rf results .pytest_cache .hypothesis build *.egg-info

@@ -14,7 +14,7 @@ def run() -> int:
             raise
         print(
             f"repro: {error.name} is not installed for {sys.executable}; run `make setup`, or `python3 -m "
-            "repro.bootstrap` and then .venv/bin/python -m repro ...",
+            "repro.setup.bootstrap` and then .venv/bin/python -m repro ...",
             file=sys.stderr,
         )
         return 2

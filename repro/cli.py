@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from repro import paths
-from repro.environment import prepare_environment
-from repro.errors import UserError
+from repro.engine.errors import UserError
+from repro.setup.environment import prepare_environment
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,9 +106,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    from repro.measure import budget
-    from repro.measure.first import measure_first
-    from repro.notebook import NotebookError
+    from repro.bench import budget
+    from repro.bench.first import measure_first
+    from repro.harness.notebook import NotebookError
 
     where = paths.folders()
     named = " ".join(options.only or []).replace(",", " ").split()
@@ -138,8 +138,8 @@ def _reproduce(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from repro.notebook import NotebookError
-    from repro.parameters import parse_yaml
+    from repro.harness.notebook import NotebookError
+    from repro.harness.parameters import parse_yaml
 
     overrides = {}
     for text in options.parameters:
@@ -161,7 +161,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _settings(options: argparse.Namespace) -> AbstractContextManager[None]:
     """The environment of the runs, with --jobs checked."""
-    from repro.runner import number_of_workers
+    from repro.harness.workers import number_of_workers
 
     number_of_workers(options.jobs)
     return paths.environment({"JOBS": options.jobs})
@@ -170,8 +170,8 @@ def _settings(options: argparse.Namespace) -> AbstractContextManager[None]:
 def _alone() -> AbstractContextManager[None]:
     """Of two commands that compute into one results folder the second is refused: both would write the same
     summaries."""
-    from repro.environment import is_writable
-    from repro.store import locked
+    from repro.harness.store import locked
+    from repro.setup.environment import is_writable
 
     for variant in paths.VARIANTS:
         figures = paths.folders(variant).figures
@@ -185,7 +185,7 @@ def _alone() -> AbstractContextManager[None]:
 
 def _open(stem: str, scale: str, overrides: dict[str, Any], lengths: str | None) -> tuple[Any, dict[str, Any]]:
     """The run and its overrides; a lengths file goes to the studies that have such a parameter."""
-    from repro import experiment
+    from repro.harness import experiment
 
     run = experiment.open(stem, scale, overrides)
     if lengths is None or not hasattr(run.params, "lengths") or "lengths" in overrides:
@@ -197,7 +197,7 @@ def _open(stem: str, scale: str, overrides: dict[str, Any], lengths: str | None)
 
 
 def _execute(run: Any, overrides: Mapping[str, Any]) -> Path:
-    from repro import notebook
+    from repro.harness import notebook
 
     print(f"{run.stem}: {run.title}", file=sys.stderr, flush=True)
     return notebook.execute(run, overrides)
@@ -217,7 +217,7 @@ def _summarise(outcomes: Mapping[str, str], where: paths.Folders) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from repro.parameters import read_parameter_file
+    from repro.harness.parameters import read_parameter_file
 
     where = paths.folders()
     width = max(map(len, where.stems()), default=0)
@@ -228,7 +228,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _page(variant: str) -> int:
-    from repro import page
+    from repro.report import page
 
     where = paths.folders(variant)
     page.build(where.figures, where.results)
@@ -236,13 +236,13 @@ def _page(variant: str) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from repro import verify
+    from repro.harness import verify
 
     return verify.main(options.figures, options.recompute)
 
 
 def _diff(options: argparse.Namespace) -> int:
-    from repro import diff
+    from repro.harness import diff
 
     if options.lines < 0:
         raise UserError(f"--lines {options.lines} must be a number of lines, or 0 for all")
@@ -250,24 +250,24 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from repro import doctor
+    from repro.setup import doctor
 
     return doctor.main() or 0
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    from repro import calibrate
+    from repro.bench import anchors as calibrate
 
     return calibrate.main()
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from repro import bench
+    from repro.bench import simulator as bench
 
     return bench.main() or 0
 
 
 def _duration(seconds: float) -> str:
-    from repro.progress import duration
+    from repro.harness.progress import duration
 
     return duration(seconds)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from repro.environment import nvidia_driver, prepare_environment
+from repro.setup.environment import nvidia_driver, prepare_environment
 
 prepare_environment(os.environ)
 os.environ["MPLBACKEND"] = "Agg"

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from repro.environment import ROOT, prepare_environment
+from repro.setup.environment import ROOT, prepare_environment
 
 WAYS: dict[str, dict[str, str]] = {
     "one worker": {"JOBS": "1", "PYTHONHASHSEED": "0", "LC_ALL": "C", "TZ": "UTC"},
@@ -49,7 +49,8 @@ def work(stems: Sequence[str], scale: str) -> None:
     """In a process of its own: every experiment, in the order that BACKWARDS asks for."""
     import matplotlib
 
-    from repro import experiment, runner
+    from repro.harness import experiment
+    from repro.harness import workers as runner
 
     matplotlib.use("Agg")
     backwards = bool(os.environ.get("BACKWARDS"))
@@ -103,7 +104,7 @@ def run_way(name: str, folder: Path, stems: Sequence[str], scale: str) -> None:
 
 def differences(one: Path, other: Path, close: bool) -> list[str]:
     """The files that differ; with `close` the numbers that do by more than 1e-9."""
-    from repro import diff, runs
+    from repro.harness import diff, runs
 
     if close:
         told = []
@@ -117,7 +118,8 @@ def differences(one: Path, other: Path, close: bool) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None, ways: Sequence[str] = tuple(WAYS)) -> int:
     """Compute in each of the ways and compare with the first; returns how many differ from it."""
-    from repro import experiment, paths
+    from repro import paths
+    from repro.harness import experiment
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--scale", default="smoke")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
-from repro.events import Event
-from repro.scheduler import Batching, PreemptionMode, SchedulerConfig
-from repro.sequence import Request
+from repro.engine.events import Event
+from repro.engine.scheduler import Batching, PreemptionMode, SchedulerConfig
+from repro.engine.sequence import Request
 
 
 def check_log(

@@ -11,15 +11,15 @@ from types import ModuleType
 
 import pytest
 
-from repro import experiment
+from repro.harness import experiment
 
 STUDY = '''
 import os, signal, time
 from dataclasses import dataclass
 
-from repro import paths  # only `draw` uses it
-from repro.errors import UserError
-from repro.experiment import Point
+from repro import paths# only `draw` uses it
+from repro.engine.errors import UserError
+from repro.harness.experiment import Point
 
 SLOPE = 0.1
 

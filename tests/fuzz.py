@@ -23,11 +23,11 @@ from dataclasses import dataclass, replace
 from event_log import check_log
 from shadow import Shadow
 
-from repro.engine import Engine, Outcome
-from repro.errors import UserError
-from repro.events import Event
-from repro.executor.interface import Executor, StepResult
-from repro.memory import (
+from repro.engine.errors import UserError
+from repro.engine.events import Event
+from repro.engine.executor import Executor, StepResult
+from repro.engine.loop import Engine, Outcome
+from repro.engine.memory import (
     ContiguousKVCacheManager,
     KVCacheManager,
     PagedKVCacheManager,
@@ -35,9 +35,9 @@ from repro.memory import (
     reserve_oracle,
     reserve_pow2,
 )
-from repro.progress import Progress
-from repro.scheduler import Batching, PreemptionMode, Scheduler, SchedulerConfig, SchedulerOutput
-from repro.sequence import Request, SamplingParams
+from repro.engine.scheduler import Batching, PreemptionMode, Scheduler, SchedulerConfig, SchedulerOutput
+from repro.engine.sequence import Request, SamplingParams
+from repro.harness.progress import Progress
 
 RESERVATIONS = {"max": reserve_max, "pow2": reserve_pow2, "oracle": reserve_oracle}
 #: a run has so few tokens that it takes milliseconds; one that takes this long does not end

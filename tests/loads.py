@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from repro.errors import UserError
-from repro.events import Event
-from repro.memory import ContiguousKVCacheManager, KVCacheManager, PagedKVCacheManager, Reservation
-from repro.scheduler import Batching, PreemptionMode, Scheduler, SchedulerConfig
-from repro.sequence import Request, SamplingParams
+from repro.engine.errors import UserError
+from repro.engine.events import Event
+from repro.engine.memory import ContiguousKVCacheManager, KVCacheManager, PagedKVCacheManager, Reservation
+from repro.engine.scheduler import Batching, PreemptionMode, Scheduler, SchedulerConfig
+from repro.engine.sequence import Request, SamplingParams
 
 MAX_MODEL_LEN = 72  # more than the longest request of 24 + 40 tokens, and no power of two
 

@@ -13,9 +13,9 @@ import random
 from collections import Counter, deque
 from collections.abc import Sequence as Items
 
-from repro.memory import CacheOp, KVCacheManager, OpKind, PagedKVCacheManager
-from repro.scheduler import Batching, Scheduler, SchedulerOutput
-from repro.sequence import Request, Sequence, SequenceGroup, Status
+from repro.engine.memory import CacheOp, KVCacheManager, OpKind, PagedKVCacheManager
+from repro.engine.scheduler import Batching, Scheduler, SchedulerOutput
+from repro.engine.sequence import Request, Sequence, SequenceGroup, Status
 
 WIPED = -1
 

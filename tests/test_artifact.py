@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 
-from repro.environment import ROOT
+from repro.setup.environment import ROOT
 
 TEXT = (ROOT / "docs" / "artifact.md").read_text(encoding="utf-8")
 

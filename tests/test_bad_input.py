@@ -20,10 +20,10 @@ from fake_project import PARAMETERS, FakeProject
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from repro import experiment, notebook
 from repro.cli import main
-from repro.environment import ROOT
-from repro.errors import UserError
+from repro.engine.errors import UserError
+from repro.harness import experiment, notebook
+from repro.setup.environment import ROOT
 from repro.workloads import lengths_from_csv, make_trace
 
 VARIABLES = (

@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 from fake_project import CELLS, FakeProject
 
-from repro import paths, provenance
+from repro import paths
 from repro.cli import main
-from repro.notebook import faults_of_notebook, read_notebook
+from repro.harness import rows
+from repro.harness.notebook import faults_of_notebook, read_notebook
+from repro.report import embedding
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -150,11 +152,11 @@ def test_verify_notices_rows_that_the_code_does_not_give(drawn: FakeProject, cap
     code = run.hashes()["code_hash"]
     for file_format in ("png", "svg"):
         path = drawn.folder / "figures" / f"tiny.{file_format}"
-        embedded = {**provenance.read_embedded(path), "code_hash": code}
-        path.write_bytes(provenance.figure_bytes(run.study.draw(forged, run.params)["tiny"], file_format, embedded))
+        embedded = {**embedding.read_embedded(path), "code_hash": code}
+        path.write_bytes(embedding.figure_bytes(run.study.draw(forged, run.params)["tiny"], file_format, embedded))
     sidecar = drawn.folder / "figures" / "tiny.json"
     sidecar.write_text(sidecar.read_text().replace('"code_hash": null', f'"code_hash": "{code}"'))
-    (drawn.folder / "results" / "tiny" / "rows.csv").write_bytes(provenance.rows_csv(forged))
+    (drawn.folder / "results" / "tiny" / "rows.csv").write_bytes(rows.rows_csv(forged))
     assert main(["verify"]) == 1
     said = "computed again, its rows differ: latency of row 1 is 1.0 kept and 0.30000000000000004 now"
     assert said in capfd.readouterr().out
@@ -195,7 +197,7 @@ def test_lengths_go_to_a_folder_of_their_own_with_all_figures(
         ),
         (CELLS[:2], 1, "the notebook ran, but it drew no figure"),
         ((*CELLS[:2], "rows['nothing']"), 1, "KeyError: 'nothing'"),
-        ((CELLS[0], "from repro.errors import UserError; raise UserError('too bad')"), 2, "repro: too bad\n"),
+        ((CELLS[0], "from repro.engine.errors import UserError; raise UserError('too bad')"), 2, "repro: too bad\n"),
     ],
 )
 def test_a_notebook_that_does_not_finish_is_no_success(
@@ -357,7 +359,7 @@ def test_the_projects_notebooks_are_thin_and_have_their_parameter_file(path: Pat
 
 
 def test_every_experiment_has_its_notebook_and_its_parameters_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
-    from repro import experiment
+    from repro.harness import experiment
 
     for name in ("REPRO_ROOT", "REPRO_STUDIES"):
         monkeypatch.delenv(name, raising=False)

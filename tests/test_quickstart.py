@@ -12,12 +12,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from repro.diagrams import BlockTables, draw
-from repro.engine import Engine
-from repro.executor.interface import Executor, StepResult
-from repro.memory import PagedKVCacheManager
-from repro.scheduler import Scheduler
-from repro.sequence import Request, SamplingParams
+from repro.engine.executor import Executor, StepResult
+from repro.engine.loop import Engine
+from repro.engine.memory import PagedKVCacheManager
+from repro.engine.scheduler import Scheduler
+from repro.engine.sequence import Request, SamplingParams
+from repro.report.diagrams import BlockTables, draw
 
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "quickstart.ipynb"
 

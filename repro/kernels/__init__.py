@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from repro.errors import UserError
+from repro.engine.errors import UserError
 
 if TYPE_CHECKING:
     import torch

@@ -19,17 +19,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from repro.beams import KINDS, recording
-from repro.claims import Judgement
-from repro.errors import UserError
-from repro.experiment import Point
-from repro.memory import CacheOp, KVCacheManager, OpKind, PagedKVCacheManager, reserve_max, reserve_oracle
-from repro.scheduler import Batching, PreemptionMode, SchedulerConfig
-from repro.sequence import SamplingParams, SequenceGroup
-from repro.simulation import crossing, serve
+from repro.engine.errors import UserError
+from repro.engine.memory import CacheOp, KVCacheManager, OpKind, PagedKVCacheManager, reserve_max, reserve_oracle
+from repro.engine.scheduler import Batching, PreemptionMode, SchedulerConfig
+from repro.engine.sequence import SamplingParams, SequenceGroup
+from repro.engine.systems import System
+from repro.harness.experiment import Point
+from repro.report.claims import Judgement
+from repro.simulate.beams import KINDS, recording
+from repro.simulate.serve import crossing, serve
 from repro.studies.common import check_positive, check_seeds, check_some, costs_of_samples, deployment_of, trace_of
 from repro.studies.fig15_sharing import METHODS
-from repro.systems import System
 from repro.workloads import WORKLOADS
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def sustained(
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
-    from repro import plotting
+    from repro.report import plotting
 
     with plotting.house():
         figure, axes = plotting.panels(

@@ -1,7 +1,7 @@
 """The words of `what_the_paper_does_not_say`: every item with its two readings, and the table of them.
 
 Made from rows alone, like every figure; what the paper prints is written out here, what it draws comes from
-repro.paper. This module runs nothing and judges nothing.
+repro.report.paper. This module runs nothing and judges nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from repro import paper
-from repro.config import DEPLOYMENTS, GB, GIB
+from repro.engine.config import DEPLOYMENTS, GB, GIB
+from repro.report import paper
 from repro.studies.fig18a_kernels import paper_overhead
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def swap_shares_drawn() -> list[float]:
 
 
 def draw_table(rows: pd.DataFrame) -> Figure:
-    from repro import plotting
+    from repro.report import plotting
 
     width, size, line = 12.0, 8.0, 0.155  # inches, points, inches
     items = [Item("where", "one reading", "another reading", "ours", "evidence"), *readings(rows)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repro import paper
+from repro.report import paper
 from repro.studies.both_readings import BATCHED, LEVEL, LEVELS, MODELS, ratio_drawn, swap_shares, swap_shares_drawn
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _DOTTED = {"linestyle": (0, (1, 1.6)), "markerfacecolor": "none", "markersize": 
 
 
 def draw_plots(rows: pd.DataFrame) -> Figure:
-    from repro import plotting
+    from repro.report import plotting
 
     titles = [
         "(a) Fig. 2: external & others",
@@ -43,7 +43,7 @@ def draw_plots(rows: pd.DataFrame) -> Figure:
 
 
 def _draw_external(axis: Axes, rows: pd.DataFrame) -> None:
-    from repro import plotting
+    from repro.report import plotting
 
     pool = rows[rows["part"] == "fig02"].set_index("system").drop(index="vllm")
     for place, (name, row) in enumerate(pool.iterrows()):

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from repro.config import DEPLOYMENTS, Deployment, check_block_size, lookup
-from repro.errors import UserError
-from repro.executor.cost_model import CostModel
-from repro.executor.profiles import a100_2023, cost_model
-from repro.systems import system
+from repro.engine.config import DEPLOYMENTS, Deployment, check_block_size, lookup
+from repro.engine.errors import UserError
+from repro.engine.systems import system
+from repro.simulate.cost_model import CostModel
+from repro.simulate.profiles import a100_2023, cost_model
 from repro.workloads import Trace, make_trace
 
 

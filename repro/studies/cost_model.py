@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from repro import paper
-from repro.claims import Judgement
-from repro.config import DEPLOYMENTS, DEVICES
-from repro.errors import UserError
-from repro.executor.cost_model import CostModel
-from repro.executor.profiles import a100_2023, context_splits, cost_model
-from repro.experiment import Point
-from repro.scheduler import Prefill, SchedulerOutput
-from repro.sequence import Request, SamplingParams, SequenceGroup
+from repro.engine.config import DEPLOYMENTS, DEVICES
+from repro.engine.errors import UserError
+from repro.engine.scheduler import Prefill, SchedulerOutput
+from repro.engine.sequence import Request, SamplingParams, SequenceGroup
+from repro.harness.experiment import Point
+from repro.report import paper
+from repro.report.claims import Judgement
+from repro.simulate.cost_model import CostModel
+from repro.simulate.profiles import a100_2023, context_splits, cost_model
 from repro.studies.common import check_some
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def fig1_iteration_ms() -> list[tuple[float, float]]:
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
-    from repro import plotting
+    from repro.report import plotting
 
     with plotting.house():
         figure, axes = plotting.panels(

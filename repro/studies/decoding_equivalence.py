@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repro.claims import Judgement
-from repro.errors import UserError
-from repro.experiment import Point
-from repro.scheduler import PreemptionMode
-from repro.sequence import SamplingParams
+from repro.engine.errors import UserError
+from repro.engine.scheduler import PreemptionMode
+from repro.engine.sequence import SamplingParams
+from repro.harness.experiment import Point
+from repro.report.claims import Judgement
 from repro.studies.common import check_positive, check_some
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PretrainedConfig
 
-    from repro.executor.torch.models import LoadedModel
     from repro.llm import LLM
+    from repro.llm.models import LoadedModel
 
 CAPTION = {
     "decoding_equivalence": "Requests whose tokens are the same, of all requests, in float32 on a CPU. Left: greedy "
@@ -130,7 +130,7 @@ def _model(name: str, count: int) -> tuple[LoadedModel, list[list[int]]]:
     """A model in float32 on the CPU and `count` prompts: sentences where it knows any, random tokens otherwise."""
     import numpy as np
 
-    from repro.executor.torch import models
+    from repro.llm import models
 
     if name in TINY:
         rng = np.random.default_rng(0)
@@ -169,8 +169,8 @@ def _engine(
     loaded: LoadedModel, prompts: list[list[int]], sampling: list[SamplingParams], options: dict[str, Any]
 ) -> LLM:
     """An engine whose pool holds everything, or, if it has a way to preempt, about half of it."""
-    from repro.executor.torch.pool import PoolSize
     from repro.llm import LLM
+    from repro.llm.pool import PoolSize
 
     size = options.get("block_size", 16)
     finally_held = [-(-(len(prompt) + one.max_tokens) // size) * one.n for prompt, one in zip(prompts, sampling)]
@@ -351,7 +351,7 @@ def _counted(rows: pd.DataFrame, what: str) -> str:
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
-    from repro import plotting
+    from repro.report import plotting
 
     parts = (("greedy", "Greedy against generate", list(GREEDY)), ("mixed", "Mixed against alone", list(MIXED)))
     with plotting.house():

@@ -13,18 +13,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from repro import paper
-from repro.claims import Judgement
-from repro.config import GIB
-from repro.engine import Engine, Observer
-from repro.errors import UserError
-from repro.executor.profiles import cost_model
-from repro.experiment import Point
-from repro.metrics import BatchAverage, UsageSamples
-from repro.scheduler import SchedulerOutput
-from repro.simulation import serve
+from repro.engine.config import GIB
+from repro.engine.errors import UserError
+from repro.engine.loop import Engine, Observer
+from repro.engine.scheduler import SchedulerOutput
+from repro.engine.systems import system
+from repro.harness.experiment import Point
+from repro.report import paper
+from repro.report.claims import Judgement
+from repro.simulate.metrics import BatchAverage, UsageSamples
+from repro.simulate.profiles import cost_model
+from repro.simulate.serve import serve
 from repro.studies.common import check_positive, check_seeds, check_serving, check_some, deployment_of, trace_of
-from repro.systems import system
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -145,7 +145,7 @@ def batch_at(
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
     import pandas as pd
 
-    from repro import plotting
+    from repro.report import plotting
 
     # The seeds of one limit differ a little in the batch that they reach: one place for all of them.
     shown = rows.assign(batch=rows.groupby(["system", "kv_gb", "limit"])["batch"].transform("mean"))

@@ -1,8 +1,8 @@
 """What follows from the configuration alone: Table 1, Fig. 1 (left), Fig. 3, and every other sum that a claim rests on.
 
-Nothing here is timed or random. Table 1 and Fig. 1 come from the architectures in `repro.config`; Fig. 3 is read off
-the contiguous memory manager while it serves the figure's two requests. Fig. 1's right half needs the engine and is not
-drawn here.
+Nothing here is timed or random. Table 1 and Fig. 1 come from the architectures in `repro.engine.config`; Fig. 3 is read
+off the contiguous memory manager while it serves the figure's two requests. Fig. 1's right half needs the engine and is
+not drawn here.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from repro import paper
-from repro.claims import Judgement
-from repro.claims.arithmetic import COMPUTE
-from repro.claims.rules import leaves
-from repro.config import DEPLOYMENTS, GB, GIB, lookup
-from repro.errors import UserError
-from repro.experiment import Point
-from repro.memory.contiguous import ContiguousKVCacheManager
-from repro.sequence import Request, SamplingParams, SequenceGroup
+from repro.engine.config import DEPLOYMENTS, GB, GIB, lookup
+from repro.engine.errors import UserError
+from repro.engine.memory.contiguous import ContiguousKVCacheManager
+from repro.engine.sequence import Request, SamplingParams, SequenceGroup
+from repro.harness.experiment import Point
+from repro.report import paper
+from repro.report.claims import Judgement
+from repro.report.claims.arithmetic import COMPUTE
+from repro.report.claims.rules import leaves
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -132,7 +132,7 @@ def _group(request_id: int, prompt: int, output: int) -> SequenceGroup:
 
 
 def exact_claim(claim: str) -> list[dict[str, Any]]:
-    """One row for each key of a claim that is pure arithmetic (`repro.claims.arithmetic`)."""
+    """One row for each key of a claim that is pure arithmetic (`repro.report.claims.arithmetic`)."""
     return [_row("claim", claim=claim, key=".".join(path), value=value) for path, value in leaves(COMPUTE[claim]())]
 
 
@@ -193,7 +193,7 @@ def _judge_table1(deployment: str, row: pd.Series) -> list[Judgement]:
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
-    from repro import plotting
+    from repro.report import plotting
 
     with plotting.house():
         return {
@@ -203,7 +203,7 @@ def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
 
 
 def _draw_table1(table: pd.DataFrame) -> Figure:
-    from repro import plotting
+    from repro.report import plotting
 
     figure, (axis,) = plotting.panels([""], width=7.6, height=0.6 + 0.75 * len(table))
     colors = {"weights": "#7A8CA5", "KV cache": plotting.PIECES["token_states"][1], "others": "#D9D9D9"}
@@ -259,7 +259,7 @@ def _draw_table1(table: pd.DataFrame) -> Figure:
 
 def _draw_chunks(chunks: pd.DataFrame) -> Figure:
     """The pool to scale on top; below it the first slots of either chunk, one cell a slot."""
-    from repro import plotting
+    from repro.report import plotting
 
     figure = plotting.Figure(figsize=(8.4, 3.7), layout="constrained")
     axes = figure.subplots(1 + len(chunks), 1, height_ratios=[1.5, 1, 1])
@@ -301,7 +301,7 @@ def _draw_chunks(chunks: pd.DataFrame) -> Figure:
 
 
 def _draw_first_slots(axis: Axes, row: dict[str, Any], name: str, words: list[str]) -> None:
-    from repro import plotting
+    from repro.report import plotting
 
     shown = 13
     for slot in range(shown):

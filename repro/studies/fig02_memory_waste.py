@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from repro import paper
-from repro.claims import Judgement
-from repro.executor.profiles import cost_model
-from repro.experiment import Point
-from repro.metrics import PIECES, BatchAverage, UsageSamples
-from repro.simulation import serve
+from repro.engine.systems import System, system
+from repro.harness.experiment import Point
+from repro.report import paper
+from repro.report.claims import Judgement
+from repro.simulate.metrics import PIECES, BatchAverage, UsageSamples
+from repro.simulate.profiles import cost_model
+from repro.simulate.serve import serve
 from repro.studies.common import check_positive, check_seeds, check_serving, check_systems, deployment_of, trace_of
-from repro.systems import System, system
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,7 +129,7 @@ def saturated_run(
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
-    from repro import plotting
+    from repro.report import plotting
 
     defaults = params == replace(Params(), seeds=params.seeds, lengths=params.lengths)
     with plotting.house():

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from repro.claims import Judgement
-from repro.config import check_block_size
-from repro.experiment import Point
-from repro.memory.interface import CacheOp
-from repro.memory.paged import PagedKVCacheManager
-from repro.sequence import Request, SamplingParams, SequenceGroup
+from repro.engine.config import check_block_size
+from repro.engine.memory.interface import CacheOp
+from repro.engine.memory.paged import PagedKVCacheManager
+from repro.engine.sequence import Request, SamplingParams, SequenceGroup
+from repro.harness.experiment import Point
+from repro.report.claims import Judgement
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -273,7 +273,7 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
-    from repro import diagrams, plotting
+    from repro.report import diagrams, plotting
 
     states = {tuple(key): state for key, state in rows.groupby(["walk", "step"], sort=False)}
     lines = [[key for key in states if key[0] in walks] for walks in _LINES]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.claims import Judgement
-from repro.experiment import Point
+from repro.harness.experiment import Point
+from repro.report.claims import Judgement
 from repro.studies.common import check_positive, check_seeds, trace_of
 from repro.workloads import WORKLOADS, Trace, check_arrivals
 from repro.workloads.fig11 import fig11_data
@@ -181,7 +181,7 @@ def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
-    from repro import plotting
+    from repro.report import plotting
 
     with plotting.house():
         return {"fig11_workloads": _draw_histograms(rows), "fig11_dependence": _draw_dependence(rows)}
@@ -201,7 +201,7 @@ def _sources(rows: pd.DataFrame) -> str:
 
 
 def _draw_histograms(rows: pd.DataFrame) -> Figure:
-    from repro import plotting
+    from repro.report import plotting
 
     panels = [(workload, length) for workload in WORKLOADS for length in LENGTHS]
     titles = [f"{TITLE[workload]}, {LENGTHS[length][0]}" for workload, length in panels]
@@ -243,7 +243,7 @@ def _draw_bins(axis: Axes, ours: pd.DataFrame, workload: str, length: str) -> No
 
 
 def _draw_dependence(rows: pd.DataFrame) -> Figure:
-    from repro import plotting
+    from repro.report import plotting
 
     titles = [
         f"{TITLE[workload]}, {what}" for workload in WORKLOADS for what in ("shares up to a length", "output by prompt")

@@ -2,7 +2,7 @@
 
 Every system runs through the same scheduler and cost model, in virtual time. Where a curve turns up says how much the
 system can serve; each crossing of 0.5 s/token is bisected on our own curve. One latency in each panel calibrates the
-model (vLLM's at the lowest drawn rate, see repro/profiles/a100-2023.yaml); the crossings are predictions."""
+model (vLLM's at the lowest drawn rate, see repro/simulate/a100-2023.yaml); the crossings are predictions."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from repro import paper
-from repro.claims import Judgement
-from repro.config import Deployment
-from repro.errors import UserError
-from repro.executor.cost_model import CostModel
-from repro.executor.profiles import context_splits, cost_model
-from repro.experiment import Point
-from repro.simulation import crossing, serve, trace_seconds
+from repro.engine.config import Deployment
+from repro.engine.errors import UserError
+from repro.engine.systems import System, system_for
+from repro.harness.experiment import Point
+from repro.report import paper
+from repro.report.claims import Judgement
+from repro.simulate.cost_model import CostModel
+from repro.simulate.profiles import context_splits, cost_model
+from repro.simulate.serve import crossing, serve, trace_seconds
 from repro.studies.common import (
     check_positive,
     check_seeds,
@@ -27,7 +28,6 @@ from repro.studies.common import (
     deployment_of,
     trace_of,
 )
-from repro.systems import System, system_for
 from repro.workloads import WORKLOADS
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def grid_reading(rows: pd.DataFrame, panel: str, system: str) -> float | None:
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
-    from repro import plotting
+    from repro.report import plotting
 
     titles = [_title(panel) for panel in params.panels]
     latency = rows[rows["part"] == "latency"]

@@ -3,8 +3,8 @@ meanwhile.
 
 Same scheduler, memory managers, kernels and model code for all; OPT-13B with the 12 GB pool of Table 1, whatever the
 card, so that the ratios between systems can be laid beside the paper's (Fig. 12's rates at 0.5 s/token). Absolute
-numbers belong to the card. Rows come from `python -m repro.measure`: this machine's own, or those recorded with the
-project; nothing is measured here.
+numbers belong to the card. Rows come from `python -m repro.bench.serving`: this machine's own, or those recorded with
+the project; nothing is measured here.
 
 The scheduler then replays each run on the same trace, with every step as long as the measured mean: memory and batch
 must come out the same (Fig. 2 and 13 of the same runs), since both follow from decisions and not from speed."""
@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro import paper
-from repro.claims import Judgement
-from repro.config import DEPLOYMENTS
-from repro.executor.step_times import StepTimes
-from repro.experiment import Point
-from repro.measure import kept
-from repro.measure.kept import Params
-from repro.measure.load import Load, predict
-from repro.metrics import PIECES
-from repro.systems import SYSTEMS
+from repro.bench import kept
+from repro.bench.kept import Params
+from repro.engine.config import DEPLOYMENTS
+from repro.engine.systems import SYSTEMS
+from repro.harness.experiment import Point
+from repro.report import paper
+from repro.report.claims import Judgement
+from repro.simulate.load import Load, predict
+from repro.simulate.metrics import PIECES
+from repro.simulate.step_times import StepTimes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -140,7 +140,7 @@ def paper_ratios(workload: str) -> dict[str, float]:
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
-    from repro import plotting
+    from repro.report import plotting
 
     clocked = rows[(rows["part"] == "saturated") & (rows["n"] == 1)]
     with plotting.house():

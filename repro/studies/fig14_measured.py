@@ -1,26 +1,26 @@
 """Fig. 14, 15 and 16 measured on a GPU: saturated throughput with several sequences a request and with a shared prefix.
 
-One engine for all systems, OPT-13B with the 12 GB pool of Table 1; rows come from `python -m repro.measure` (see
+One engine for all systems, OPT-13B with the 12 GB pool of Table 1; rows come from `python -m repro.bench.serving` (see
 fig12_measured). The queue never empties, so what is compared is what memory allows: the paper compares rates at a
 latency, on another card. Samples are drawn at random; beams are searched in full at every step but continue where a
-real model's did (repro.beams), since weights are random. The Orcas copy the tokens that a beam takes over, not its
-whole chunk as the authors' do. OPT-13B stands in for Fig. 16's LLaMA-13B: both keep the same K/V a token."""
+real model's did (repro.simulate.beams), since weights are random. The Orcas copy the tokens that a beam takes over, not
+its whole chunk as the authors' do. OPT-13B stands in for Fig. 16's LLaMA-13B: both keep the same K/V a token."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repro import paper
-from repro.beams import WIDTHS
-from repro.claims import Judgement
-from repro.experiment import Point
-from repro.measure import kept
-from repro.measure.kept import Params
+from repro.bench import kept
+from repro.bench.kept import Params
+from repro.engine.systems import SYSTEMS
+from repro.harness.experiment import Point
+from repro.report import paper
+from repro.report.claims import Judgement
+from repro.simulate.beams import WIDTHS
 from repro.studies.fig12_measured import multiple_of
 from repro.studies.fig15_sharing import METHODS, PAPER
 from repro.studies.fig16_shared_prefix import PANELS
-from repro.systems import SYSTEMS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,7 +105,7 @@ def paper_prefix_gain(prefix: int) -> float:
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
-    from repro import plotting
+    from repro.report import plotting
 
     sharing, prefix = (rows[rows["part"] == part] for part in ("sharing", "prefix"))
     with plotting.house():

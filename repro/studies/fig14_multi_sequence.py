@@ -3,8 +3,8 @@
 vLLM shares what the sequences of a request have in common; the Orcas give each its own chunk, and a beam that continues
 another one copies that one's whole chunk, as the authors' do. Everything runs in virtual time as for Fig. 12. With
 several sequences it matters how the host's cost divides between a request and its sequences, and what a step of beam
-search costs besides; each is calibrated on one crossing (repro/profiles/a100-2023.yaml: per_request_ms, beam_step_ms).
-Which beams survive is replayed from a recording of a real model (repro.beams)."""
+search costs besides; each is calibrated on one crossing (repro/simulate/a100-2023.yaml: per_request_ms, beam_step_ms).
+Which beams survive is replayed from a recording of a real model (repro.simulate.beams)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from repro import paper
-from repro.beams import recording
-from repro.claims import Judgement
-from repro.executor.cost_model import CostModel
-from repro.experiment import Point
-from repro.memory import CacheOp, ContiguousKVCacheManager, KVCacheManager
-from repro.sequence import SamplingParams, SequenceGroup
-from repro.simulation import crossing, serve
+from repro.engine.memory import CacheOp, ContiguousKVCacheManager, KVCacheManager
+from repro.engine.sequence import SamplingParams, SequenceGroup
+from repro.engine.systems import System, system
+from repro.harness.experiment import Point
+from repro.report import paper
+from repro.report.claims import Judgement
+from repro.simulate.beams import recording
+from repro.simulate.cost_model import CostModel
+from repro.simulate.serve import crossing, serve
 from repro.studies.common import (
     check_positive,
     check_seeds,
@@ -30,7 +31,6 @@ from repro.studies.common import (
     trace_of,
 )
 from repro.studies.fig15_sharing import METHODS, check_methods
-from repro.systems import System, system
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -248,7 +248,7 @@ def crossing_of(
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
-    from repro import plotting
+    from repro.report import plotting
 
     latency = rows[rows["part"] == "latency"]
     with plotting.house():
@@ -275,7 +275,7 @@ def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
 
 
 def _draw_crossings(found: pd.DataFrame, params: Params) -> Figure:
-    from repro import plotting
+    from repro.report import plotting
 
     looks = plotting.styles(params.systems)
     panels = [panel for panel in params.panels if panel in paper.figure("fig14")]

@@ -4,7 +4,7 @@ The saving is 1 - physical / logical blocks, a block counting once for each sequ
 every second of the hour in which requests arrive. Parallel samples share their prompt's blocks only, so their saving is
 the prompt's share of the memory: it follows from the lengths, and from how prompt and output lengths go together. Beams
 share what they have in common, which depends on the beams that a model keeps: those are replayed from a recording
-(repro.beams)."""
+(repro.simulate.beams)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.beams import KINDS, ParentChoices, Turnover, recording
-from repro.claims import Judgement
-from repro.engine import Engine, Observer
-from repro.errors import UserError
-from repro.experiment import Point
-from repro.metrics import UsageSamples
-from repro.scheduler import SchedulerOutput
-from repro.sequence import SamplingParams
-from repro.simulation import serve
+from repro.engine.errors import UserError
+from repro.engine.executor import ParentChoices
+from repro.engine.loop import Engine, Observer
+from repro.engine.scheduler import SchedulerOutput
+from repro.engine.sequence import SamplingParams
+from repro.engine.systems import system
+from repro.harness.experiment import Point
+from repro.report.claims import Judgement
+from repro.simulate.beams import KINDS, Turnover, recording
+from repro.simulate.metrics import UsageSamples
+from repro.simulate.serve import serve
 from repro.studies.common import check_positive, check_seeds, check_some, costs_of_samples, deployment_of, trace_of
-from repro.systems import system
 from repro.workloads import WORKLOADS, Trace
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ def saving(
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
-    from repro import plotting
+    from repro.report import plotting
 
     shown = [(method, workload) for method in params.methods for workload in params.workloads]
     titles = [
@@ -222,7 +223,7 @@ def _name(workload: str) -> str:
 
 
 def _draw_panel(axis: Axes, rows: pd.DataFrame, printed: dict[int, float], method: str) -> None:
-    from repro import plotting
+    from repro.report import plotting
 
     color, widths = plotting.STYLE["vllm"].color, list(dict.fromkeys(rows["width"]))
     # One bar a width; `bars` names its bars by system, so the ticks are set anew.

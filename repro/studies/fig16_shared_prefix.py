@@ -11,19 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from repro import paper
-from repro.claims import Judgement
-from repro.config import DEPLOYMENTS
-from repro.errors import UserError
-from repro.executor.cost_model import CostModel
-from repro.executor.profiles import context_splits, cost_model
-from repro.experiment import Point
-from repro.memory import PagedKVCacheManager
-from repro.metrics import BatchAverage
-from repro.sequence import Request, SamplingParams, SequenceGroup
-from repro.simulation import crossing, serve
+from repro.engine.config import DEPLOYMENTS
+from repro.engine.errors import UserError
+from repro.engine.memory import PagedKVCacheManager
+from repro.engine.sequence import Request, SamplingParams, SequenceGroup
+from repro.engine.systems import System, system
+from repro.harness.experiment import Point
+from repro.report import paper
+from repro.report.claims import Judgement
+from repro.simulate.cost_model import CostModel
+from repro.simulate.metrics import BatchAverage
+from repro.simulate.profiles import context_splits, cost_model
+from repro.simulate.serve import crossing, serve
 from repro.studies.common import check_positive, check_seeds, check_some
-from repro.systems import System, system
 from repro.workloads import Trace
 from repro.workloads.translation import MEAN_TOKENS, translation_trace
 
@@ -219,7 +219,7 @@ def shared_prompt(users: int = 10, prompt_tokens: int = 4000) -> dict[str, Any]:
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
-    from repro import plotting
+    from repro.report import plotting
 
     latency = rows[rows["part"] == "latency"]
     titles = [f"LLaMA-13B, {prefix} shared tokens" for prefix in params.prefixes]

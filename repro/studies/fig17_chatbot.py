@@ -10,16 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from repro import paper
-from repro.claims import Judgement
-from repro.config import DEPLOYMENTS
-from repro.errors import UserError
-from repro.executor.cost_model import CostModel
-from repro.executor.profiles import context_splits, cost_model
-from repro.experiment import Point
-from repro.simulation import crossing, serve
+from repro.engine.config import DEPLOYMENTS
+from repro.engine.errors import UserError
+from repro.engine.systems import System, system
+from repro.harness.experiment import Point
+from repro.report import paper
+from repro.report.claims import Judgement
+from repro.simulate.cost_model import CostModel
+from repro.simulate.profiles import context_splits, cost_model
+from repro.simulate.serve import crossing, serve
 from repro.studies.common import check_positive, check_seeds, check_systems
-from repro.systems import System, system
 from repro.workloads.chatbot import PROMPT_LIMIT, chatbot_trace
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def crossing_of(
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
-    from repro import plotting
+    from repro.report import plotting
 
     latency, found = rows[rows["part"] == "latency"], rows[rows["part"] == "crossing"]
     titles = ["OPT-13B, chatbot", "Crossing of 0.5 s/token", "vLLM's rate over the Orcas'"]

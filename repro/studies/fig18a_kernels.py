@@ -6,7 +6,7 @@ programs again), and ours over permuted blocks beside ours over blocks in order.
 its blocks up either way, so it tells the cost of scattered memory alone. The same kernels over more shapes show the
 fraction of the copy bandwidth, and what the block size changes.
 
-The study knows no kernel: it reads experiments/recorded, whose rows `python -m repro.kernels.bench` makes.
+The study knows no kernel: it reads experiments/recorded, whose rows `python -m repro.bench.kernels` makes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repro import paper
-from repro.claims import Judgement
-from repro.errors import UserError
-from repro.experiment import Point
-from repro.measure import kept
+from repro.bench import kept
+from repro.engine.errors import UserError
+from repro.harness.experiment import Point
+from repro.report import paper
+from repro.report.claims import Judgement
 from repro.studies.fig18b_block_size import REFERENCE
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ HOLLOW = {"linestyle": (0, (1, 1.6)), "linewidth": 1.0, "markersize": 7, "marker
 
 @dataclass(frozen=True)
 class Params:
-    """`gpu` as for repro.measure.kept: "auto" or a folder of experiments/recorded; `dtype` that of the many shapes (all
+    """`gpu` as for repro.bench.kept: "auto" or a folder of experiments/recorded; `dtype` that of the many shapes (all
     else is float16)."""
 
     gpu: str = kept.AUTO
@@ -80,7 +80,7 @@ def points(params: Params) -> list[Point]:
         if not file.is_file():
             raise UserError(
                 f"gpu = {params.gpu!r}: {file} is missing; restore it, name a GPU that is recorded, or measure on one: "
-                f"python -m repro.kernels.bench --out {path.parent}"
+                f"python -m repro.bench.kernels --out {path.parent}"
             )
     return [Point(recorded, {"path": path, "manifest": manifest, "evidence": evidence})]
 
@@ -135,7 +135,7 @@ def overhead(times: pd.DataFrame, over: str) -> pd.Series:
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
-    from repro import plotting
+    from repro.report import plotting
 
     shapes = rows[(rows["part"] == "decode") & (rows["dtype"] == params.dtype)]
     with plotting.house():
@@ -148,7 +148,7 @@ def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
 
 
 def _kernels(rows: pd.DataFrame) -> Figure:
-    from repro import plotting
+    from repro.report import plotting
 
     titles = [*(f"Batch of {batch}" for batch in BATCHES), "Paged over contiguous"]
     figure, axes = plotting.panels(titles, width=4.0, height=3.5)
@@ -258,7 +258,7 @@ def _name_shapes(axis: Axes, places: dict[tuple[int, str], float]) -> None:
 
 
 def _foot(figure: Figure, rows: pd.DataFrame, note: str) -> None:
-    from repro import plotting
+    from repro.report import plotting
 
     plotting.footer(figure, rows, note=f"{rows['dtype'].iloc[0]}, blocks of {REFERENCE}. {note}")
 
@@ -266,7 +266,7 @@ def _foot(figure: Figure, rows: pd.DataFrame, note: str) -> None:
 def _bandwidth(rows: pd.DataFrame) -> Figure:
     from matplotlib.lines import Line2D
 
-    from repro import plotting
+    from repro.report import plotting
 
     figure, axes = plotting.panels(list(HEADS.values()), columns=1, width=9.0, height=3.0)
     places = _places(rows)
@@ -296,7 +296,7 @@ def paging_cost(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _paging(rows: pd.DataFrame) -> Figure:
-    from repro import plotting
+    from repro.report import plotting
 
     figure, axes = plotting.panels(list(HEADS.values()), columns=1, width=9.0, height=2.7, sharey=True)
     places, costs = _places(rows), paging_cost(rows)
@@ -318,7 +318,7 @@ def _paging(rows: pd.DataFrame) -> Figure:
 
 
 def _block_sizes(rows: pd.DataFrame) -> Figure:
-    from repro import plotting
+    from repro.report import plotting
 
     figure, axes = plotting.panels(list(HEADS.values()), width=4.6, height=3.1, sharey=True)
     sizes = sorted(set(rows["block_size"].astype(int)))

@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repro import paper
-from repro.claims import Judgement
-from repro.config import check_block_size
-from repro.executor.profiles import cost_model
-from repro.experiment import Point
-from repro.measure import kept
-from repro.metrics import UsageSamples
-from repro.simulation import serve
+from repro.bench import kept
+from repro.engine.config import check_block_size
+from repro.engine.systems import system
+from repro.harness.experiment import Point
+from repro.report import paper
+from repro.report.claims import Judgement
+from repro.simulate.metrics import UsageSamples
+from repro.simulate.profiles import cost_model
+from repro.simulate.serve import serve
 from repro.studies.common import check_positive, check_seeds, check_serving, check_some, deployment_of, trace_of
-from repro.systems import system
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,7 +53,7 @@ WASTE, BOTH = "last-block waste", "waste and kernel"
 @dataclass(frozen=True)
 class Params:
     """Rates in req/s: Alpaca's is the authors', ShareGPT's that of Fig. 19b. `gpu` is "auto" or a folder of
-    experiments/recorded (see repro.measure.kept); without its rows the kernel's effect is left out."""
+    experiments/recorded (see repro.bench.kept); without its rows the kernel's effect is left out."""
 
     rate_sharegpt: float = 2.01
     rate_alpaca: float = 30.1
@@ -158,7 +158,7 @@ def served_with(
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
-    from repro import plotting
+    from repro.report import plotting
 
     served = rows[rows["part"] == "served"]
     titles = [

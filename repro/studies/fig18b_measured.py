@@ -1,20 +1,20 @@
 """Fig. 18b and 19b measured on a GPU: vLLM's saturated throughput by block size, and with either way of preemption.
 
-OPT-13B with the 12 GB pool of Table 1; rows come from `python -m repro.measure` (see fig12_measured). A block size has
-effects that differ in sign: larger blocks waste more of the pool at sequences' ends, so fewer requests run together
-(exact, and the same everywhere); smaller ones cost the kernels more look-ups and, where swapping moves blocks one by
-one, more transfers. Here kernels and swaps are ours: one launch moves all blocks. The paper has latencies at a rate, on
-another card."""
+OPT-13B with the 12 GB pool of Table 1; rows come from `python -m repro.bench.serving` (see fig12_measured). A block
+size has effects that differ in sign: larger blocks waste more of the pool at sequences' ends, so fewer requests run
+together (exact, and the same everywhere); smaller ones cost the kernels more look-ups and, where swapping moves blocks
+one by one, more transfers. Here kernels and swaps are ours: one launch moves all blocks. The paper has latencies at a
+rate, on another card."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repro.claims import Judgement
-from repro.experiment import Point
-from repro.measure import kept
-from repro.measure.kept import Params
+from repro.bench import kept
+from repro.bench.kept import Params
+from repro.harness.experiment import Point
+from repro.report.claims import Judgement
 from repro.studies.fig12_measured import WORKLOADS
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def measured(path: Path, evidence: str) -> list[dict[str, Any]]:
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
-    from repro import plotting
+    from repro.report import plotting
 
     sizes = sorted(set(rows["block_size"]))
     with plotting.house():

@@ -1,7 +1,7 @@
 """Fig. 19: what swapping and recomputing a preempted request cost, alone and end to end.
 
 Alone (a): 256 tokens of one sequence of OPT-13B. Swapping moves 256/B blocks out and in again; each costs its bytes at
-the link's rate and a fixed amount. Both numbers are read off this figure (repro/profiles/a100-2023.yaml: calibrations),
+the link's rate and a fixed amount. Both numbers are read off this figure (repro/simulate/a100-2023.yaml: calibrations),
 so the swap curves only show how well two numbers describe them. Recomputing is one pass over the tokens, whatever the
 block size. Beside them is drawn what was recorded on a newer GPU (experiments/recorded): swaps with a copy a block and
 layer, as was done in 2023, and with one launch for all, and recomputation by the whole engine.
@@ -17,16 +17,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repro import paper
-from repro.claims import Judgement
-from repro.config import GB, check_block_size
-from repro.executor.profiles import a100_2023, cost_model
-from repro.experiment import Point
-from repro.measure import kept
-from repro.scheduler import PreemptionMode
-from repro.simulation import serve
+from repro.bench import kept
+from repro.engine.config import GB, check_block_size
+from repro.engine.scheduler import PreemptionMode
+from repro.engine.systems import system
+from repro.harness.experiment import Point
+from repro.report import paper
+from repro.report.claims import Judgement
+from repro.simulate.profiles import a100_2023, cost_model
+from repro.simulate.serve import serve
 from repro.studies.common import check_positive, check_seeds, check_serving, check_some, deployment_of, trace_of
-from repro.systems import system
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -202,7 +202,7 @@ def end_to_end(
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
-    from repro import plotting
+    from repro.report import plotting
 
     serving = rows[rows["part"] == "end to end"]
     titles = ["(a) 256 tokens alone", *(f"(b) ShareGPT, {rate:g} req/s" for rate in params.rates)]

@@ -35,12 +35,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.claims import Judgement
-from repro.errors import UserError
-from repro.experiment import Point
-from repro.measure import kept
-from repro.saturated import Load, Setup, head, requests, steps
+from repro.bench import kept
+from repro.engine.errors import UserError
+from repro.harness.experiment import Point
+from repro.report.claims import Judgement
 from repro.studies.common import check_positive, check_seeds
+from repro.studies.saturated import Load, Setup, head, requests, steps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,7 +98,7 @@ PRINTED_STATES = {
 
 @dataclass(frozen=True)
 class Params(Load):
-    """`gpu` is "auto" or a folder of experiments/recorded (see repro.measure.kept), whose kernel times say what paging
+    """`gpu` is "auto" or a folder of experiments/recorded (see repro.bench.kept), whose kernel times say what paging
     costs there; without it that is left out."""
 
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
@@ -236,7 +236,7 @@ def kernel(path: Path, evidence: str) -> dict[str, Any]:
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
-    from repro import plotting
+    from repro.report import plotting
 
     replays = rows[rows["part"] == "replay"]
     with plotting.house():
@@ -295,7 +295,7 @@ def _throughput(axis: Axes, rows: pd.DataFrame) -> None:
 
 
 def _fragmentation(rows: pd.DataFrame) -> Figure:
-    from repro import plotting
+    from repro.report import plotting
 
     figure, (axis,) = plotting.panels(["Oracle, outputs of 1 to 511 tokens"], width=8.0, height=3.0)
     looks = {

@@ -1,13 +1,13 @@
 """Does the simulator predict the real engine? Its throughput, latency, batch and memory against runs that it has not
 seen.
 
-On one machine the durations of steps are measured once, on a grid (`repro.measure.calibrate`). Then the same scheduler
-and memory managers run in virtual time with those durations, and every run that was measured there is predicted: same
-trace, same window, same counting. Nothing is fitted to a run; docs/fidelity.md names the one choice that was made after
-runs had been predicted.
+On one machine the durations of steps are measured once, on a grid (`repro.bench.serving.calibrate`). Then the same
+scheduler and memory managers run in virtual time with those durations, and every run that was measured there is
+predicted: same trace, same window, same counting. Nothing is fitted to a run; docs/fidelity.md names the one choice
+that was made after runs had been predicted.
 
-Two machines: the GPU whose rows are kept (see `repro.measure.kept`), as far as its grid is measured, and the CPU at
-hand with a small model, measured now. A CPU that other work shares is a poor clock; the interval of each run says how
+Two machines: the GPU whose rows are kept (see `repro.bench.kept`), as far as its grid is measured, and the CPU at hand
+with a small model, measured now. A CPU that other work shares is a poor clock; the interval of each run says how
 poor."""
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repro.claims import Judgement
-from repro.config import DEPLOYMENTS
-from repro.executor.step_times import StepTimes
-from repro.experiment import Point
-from repro.measure import kept
-from repro.measure.load import Load, predict
+from repro.bench import kept
+from repro.engine.config import DEPLOYMENTS
+from repro.harness.experiment import Point
+from repro.report.claims import Judgement
+from repro.simulate.load import Load, predict
+from repro.simulate.step_times import StepTimes
 from repro.studies.common import check_positive, check_systems
 from repro.studies.fig12_measured import METRICS
 
@@ -127,8 +127,8 @@ def measured_here(
     model: str, systems: tuple[str, ...], multiples: tuple[float, ...], warm_s: float, stop_s: float, seed: int
 ) -> list[dict[str, Any]]:
     """Step times, then runs, of a small model on this machine's CPU; each run with its prediction."""
-    from repro.measure import calibrate
-    from repro.measure.bench import Bench
+    from repro.bench.serving import calibrate
+    from repro.bench.serving.warm_engine import Bench
 
     bench = Bench(_model(model), CPU_KV_SLOTS, "cpu", "float32", CPU_MAX_LEN)
     machine = f"CPU, {bench.loaded.config.name}"
@@ -152,8 +152,8 @@ def measured_here(
 def _model(name: str) -> Any:
     """The model to measure: the one that is named, or a tiny one if the embedded model was not fetched (or is named
     "tiny")."""
-    from repro.errors import UserError
-    from repro.executor.torch import models
+    from repro.engine.errors import UserError
+    from repro.llm import models
 
     if name == models.EMBEDDED:
         try:
@@ -200,7 +200,7 @@ def _typical(found: pd.DataFrame) -> dict[str, str]:
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
     from matplotlib.ticker import LogLocator, NullLocator
 
-    from repro import plotting
+    from repro.report import plotting
 
     looks = plotting.styles(rows["system"])
     on_gpu = rows[~rows["machine"].str.startswith("CPU")]

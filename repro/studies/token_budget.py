@@ -1,4 +1,4 @@
-"""The token budget of chunked prefill, the batching of vLLM V1 (see `repro.chunked_prefill`).
+"""The token budget of chunked prefill, the batching of vLLM V1 (see `repro.engine.chunked`).
 
 Three things that V1's tuning guide and an article on its batching say, on the project's own scheduler:
 
@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.chunked_prefill import ChunkedOutput, ChunkedPrefillConfig, ChunkedPrefillScheduler
-from repro.claims import Judgement
-from repro.engine import Engine, Observer
-from repro.errors import UserError
-from repro.executor.profiles import cost_model
-from repro.executor.simulated import SimulatedExecutor
-from repro.experiment import Point
-from repro.memory import PagedKVCacheManager
-from repro.sequence import Request, SamplingParams, SequenceGroup
-from repro.simulation import requests_of
+from repro.engine.chunked import ChunkedOutput, ChunkedPrefillConfig, ChunkedPrefillScheduler
+from repro.engine.errors import UserError
+from repro.engine.loop import Engine, Observer
+from repro.engine.memory import PagedKVCacheManager
+from repro.engine.sequence import Request, SamplingParams, SequenceGroup
+from repro.harness.experiment import Point
+from repro.report.claims import Judgement
+from repro.simulate.executor import SimulatedExecutor
+from repro.simulate.profiles import cost_model
+from repro.simulate.serve import requests_of
 from repro.studies.common import check_positive, check_seeds, check_some, deployment_of, trace_of
 from repro.workloads.chatbot import chatbot_trace
 
@@ -299,7 +299,7 @@ def quiz_run(order: str, budget: int) -> list[dict[str, Any]]:
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
-    from repro import plotting
+    from repro.report import plotting
 
     served, steps = rows[rows["part"] == "served"], rows[rows["part"] == "step"]
     with plotting.house():
@@ -346,7 +346,7 @@ def _times(axis: Axes, rows: pd.DataFrame, columns: tuple[str, str]) -> None:
 
 
 def _steps(rows: pd.DataFrame) -> Figure:
-    from repro import plotting
+    from repro.report import plotting
 
     figure, (axis,) = plotting.panels(
         ["100 requests of 256 + 100 tokens, then 5 of 8,000 + 100"], width=8.0, height=2.9

@@ -2,7 +2,7 @@
 
 Every item is a sentence, a bar or a curve of the paper that another part of it, or the rules that it gives, reads
 differently. Nothing is decided here; where a choice had to be made elsewhere, the other choice is shown. The numbers
-are the paper's own curves (repro.paper), arithmetic, and short runs of functions that other studies own; their
+are the paper's own curves (repro.report.paper), arithmetic, and short runs of functions that other studies own; their
 notebooks have the seeds and the sensitivity that this one leaves out. The words are in `both_readings`, the pictures in
 `both_readings_drawn`.
 """
@@ -13,21 +13,21 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from repro.claims import Judgement
-from repro.engine import Engine, Observer
-from repro.executor.profiles import cost_model
-from repro.executor.simulated import SimulatedExecutor
-from repro.experiment import Point
-from repro.memory import PagedKVCacheManager
-from repro.metrics import UsageSamples
-from repro.scheduler import PreemptionMode, Scheduler, SchedulerConfig, SchedulerOutput
-from repro.sequence import Request, SamplingParams
-from repro.simulation import requests_of, serve
+from repro.engine.loop import Engine, Observer
+from repro.engine.memory import PagedKVCacheManager
+from repro.engine.scheduler import PreemptionMode, Scheduler, SchedulerConfig, SchedulerOutput
+from repro.engine.sequence import Request, SamplingParams
+from repro.engine.systems import system
+from repro.harness.experiment import Point
+from repro.report.claims import Judgement
+from repro.simulate.executor import SimulatedExecutor
+from repro.simulate.metrics import UsageSamples
+from repro.simulate.profiles import cost_model
+from repro.simulate.serve import requests_of, serve
 from repro.studies import fig02_memory_waste, fig12_basic_sampling, fig15_sharing, fig17_chatbot, fig19_preemption
 from repro.studies.both_readings import MODELS, draw_table
 from repro.studies.both_readings_drawn import draw_plots
 from repro.studies.common import check_positive, check_seeds, check_some, deployment_of, trace_of
-from repro.systems import system
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -262,7 +262,7 @@ def swapped_in_service(rate: float, duration_s: float, seed: int) -> dict[str, A
 
 
 def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
-    from repro import plotting
+    from repro.report import plotting
 
     with plotting.house():
         return {"what_the_paper_does_not_say": draw_table(rows), "both_readings": draw_plots(rows)}

@@ -7,7 +7,7 @@ this package loads numpy only.
 from numbers import Integral
 from pathlib import Path
 
-from repro.errors import UserError
+from repro.engine.errors import UserError
 from repro.workloads.fig11 import EMBEDDED, fig11_lengths
 from repro.workloads.hub import DATASET_SUFFIXES, OPT_TOKENIZER, lengths_from_dataset
 from repro.workloads.lengths import LengthPairs, LengthSource, SourceFacts, lengths_from_csv

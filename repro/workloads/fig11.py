@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from repro.errors import UserError
+from repro.engine.errors import UserError
 from repro.workloads.lengths import LENGTHS_STREAM, SourceFacts
 
 EMBEDDED = ("sharegpt", "alpaca")

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from repro.errors import UserError
+from repro.engine.errors import UserError
 from repro.workloads.lengths import ARRIVALS_STREAM, LengthSource, SourceFacts
 
 TICK_S = 0.01  # the authors draw a Poisson count of arrivals for each 10 ms

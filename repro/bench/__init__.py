@@ -1,0 +1,1 @@
+"""Measuring: kernels, the real engine, serving, and the simulator's own speed."""

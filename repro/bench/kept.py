@@ -1,0 +1,119 @@
+"""Where rows measured on a GPU are kept: this machine's own, or those recorded with the project.
+
+`make reproduce` on a GPU machine measures into results/measured; experiments/recorded/<gpu> holds rows that were
+measured once and are kept as evidence. Which of the two a row comes from is its kind of evidence."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from repro import paths
+from repro.engine.errors import UserError
+
+#: this machine's own rows if there are any, else those of DEFAULT
+AUTO = "auto"
+#: no rows at all
+NONE = "none"
+DEFAULT = "h200"
+KERNELS, SERVING = "kernels", "serving"
+#: rows measured with other ones of these do not go together
+_SETTING = ("device", "model", "dtype", "kv_slots")
+_TEXT = {
+    "key",
+    "code",
+    "kind",
+    "system",
+    "workload",
+    "trace_hash",
+    "mark",
+    "evidence",
+    "device",
+    "model",
+    "dtype",
+    "preemption",
+}
+
+
+def own_folder() -> Path:
+    """Where this machine's measurements go."""
+    return paths.folders("paper").points / "measured"
+
+
+def find(gpu: str, kind: str, needs: str | None = None) -> tuple[Path, str]:
+    """The rows file of a kind of measurement (a folder with a file of that name), and its evidence: "measured" or
+    "recorded".
+
+    This machine's own file is taken only if it has a row whose `kind` is `needs` (None: any): a short budget may not
+    have come so far. The file need not be there. UserError for a GPU that is not recorded."""
+    own = own_folder() / kind / f"{kind}.csv"
+    if gpu == AUTO and own.is_file() and (needs is None or any(row["kind"] == needs for row in read(own, "measured"))):
+        return own, "measured"
+    folder = paths.folders().experiments / "recorded"
+    known = sorted(path.name for path in folder.glob("*") if path.is_dir())
+    if gpu != AUTO and gpu not in known:
+        raise UserError(f"gpu = {gpu!r} is not recorded; known: {AUTO}, {', '.join(known)}")
+    return folder / (DEFAULT if gpu == AUTO else gpu) / kind / f"{kind}.csv", "recorded"
+
+
+def given(gpu: str, kind: str, needs: str | None = None) -> dict[str, Any] | None:
+    """The same as arguments of a point that reads the file; None if it is not there, or for NONE."""
+    if gpu == NONE:
+        return None
+    path, evidence = find(gpu, kind, needs)
+    return {"path": path, "evidence": evidence} if path.is_file() else None
+
+
+@dataclass(frozen=True)
+class Params:
+    """Of a study that draws measured runs. `gpu`: "auto" for this machine's own rows if there are any, otherwise the
+    recorded ones; or a folder of experiments/recorded."""
+
+    gpu: str = AUTO
+
+    def __post_init__(self) -> None:
+        find(self.gpu, SERVING)
+
+
+def runs(gpu: str, *kinds: str) -> dict[str, Any]:
+    """Arguments of a point that reads runs of these kinds. UserError if there are none."""
+    path, evidence = find(gpu, SERVING, needs=kinds[0])
+    if not any(row["kind"] in kinds for row in read(path, evidence)):
+        raise UserError(f"gpu = {gpu!r}: {path} holds no run of the kind {' or '.join(kinds)}; measure for longer")
+    return {"path": path, "evidence": evidence}
+
+
+def read(path: Path, evidence: str) -> list[dict[str, Any]]:
+    """Rows as numbers and text; empty cells are None. Of a file that `repro.bench.serving` went on with, those that
+    belong together: measured with the setting of its last row, and of each point the newest. UserError if the file is
+    missing or damaged."""
+    if not path.is_file():
+        raise UserError(
+            f"{path} is missing; restore it, or measure on a GPU: python -m repro.bench.serving --out {path.parent}"
+        )
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [
+                {name: _value(name, text) for name, text in row.items()} | {"evidence": evidence}
+                for row in csv.DictReader(file)
+            ]
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error}); restore it, or remove it") from error
+    if not rows or "key" not in rows[0]:
+        return rows
+    last = {name: value for row in rows for name in _SETTING if (value := row.get(name)) is not None}
+    rows = [row for row in rows if all(row.get(name) in (None, value) for name, value in last.items())]
+    newest = {row["key"]: row["code"] for row in rows}
+    return [row for row in rows if row["code"] == newest[row["key"]]]
+
+
+def _value(name: str, text: str) -> Any:
+    if not text or name in _TEXT:
+        return text or None
+    number = float(text)
+    if math.isnan(number):
+        return None
+    return int(number) if number.is_integer() and "." not in text else number

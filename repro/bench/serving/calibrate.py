@@ -1,0 +1,137 @@
+"""How long the steps of the real engine take on this machine: the grid under `repro.simulate.step_times.StepTimes`.
+
+A cell is a number of decoding sequences with short or long contexts, or with prompts joining in every second iteration.
+On a GPU the cells are the sizes that steps are padded to. A step is waited for there while the next one is queued, so
+single durations mean little and means over many steps everything. The grid is bounded by the pool: it is what the runs
+to be predicted can reach."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from repro.bench.serving.warm_engine import Bench, Durations
+from repro.engine.loop import Engine
+from repro.engine.sequence import Request
+from repro.llm.model_runner import BATCH_BUCKETS, MAX_CHUNKS, ROW_BUCKETS, TOKEN_BUCKETS
+from repro.simulate.load import BLOCK_SIZE, GREEDY
+
+SHORT_CONTEXT = 8
+#: tokens of a prompt at most; more are several prompts
+PROMPT = 512
+_SETTLE = 3  # steps that pass before a duration counts
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Numbers of sequences that decode alone, `steps` each; of those that decode beside prompts, and of the prompts'
+    tokens, `cycles` each. What the pool cannot hold is left out."""
+
+    seqs: tuple[int, ...]
+    mixed_seqs: tuple[int, ...]
+    mixed_prompt: tuple[int, ...]
+    steps: int
+    cycles: int
+
+
+# The largest batch leaves room for the prompts' own rows.
+GPU_GRID = Grid(BATCH_BUCKETS, (*ROW_BUCKETS[:-1], ROW_BUCKETS[-1] - MAX_CHUNKS), TOKEN_BUCKETS, steps=24, cycles=8)
+CPU_GRID = Grid((1, 4, 16, 40), (0, 4, 32), (8, 64, 256), steps=8, cycles=2)
+
+
+def cells(bench: Bench) -> Iterator[dict[str, Any]]:
+    """One row per cell."""
+    bench.use_blocks(BLOCK_SIZE)
+    grid = GPU_GRID if bench.on_gpu else CPU_GRID
+    slots = bench.deployment.num_blocks(BLOCK_SIZE) * BLOCK_SIZE
+    for count in grid.seqs:
+        longest = min(bench.loaded.config.max_model_len, int(0.9 * slots) // count) - grid.steps - _SETTLE - BLOCK_SIZE
+        for context in (SHORT_CONTEXT, longest):
+            if longest > SHORT_CONTEXT:
+                yield _decode(bench, count, context, grid.steps)
+    # Every number of sequences with every prompt, or the table has holes: prompts that fit, then sequences that fit
+    # beside the longest.
+    room, taken = 0.95 * slots, BLOCK_SIZE * -(-(SHORT_CONTEXT + _output(grid.cycles)) // BLOCK_SIZE)
+    longest = min(room / 2, room - grid.mixed_seqs[0] * taken)
+    prompts = [
+        prompt
+        for prompt in grid.mixed_prompt
+        if prompt <= longest and min(prompt, PROMPT) < bench.loaded.config.max_model_len
+    ]
+    for count in grid.mixed_seqs if prompts else ():
+        if count * taken + prompts[-1] <= room:
+            for prompt in prompts:
+                yield _mixed(bench, count, prompt, grid.cycles)
+
+
+def _output(cycles: int) -> int:
+    """Tokens of a sequence that decodes beside `cycles` prompts, and does not end before."""
+    return _SETTLE + 3 * cycles + 2
+
+
+def _row(seqs: int, prompt: int, context: float, seconds: float) -> dict[str, Any]:
+    return {
+        "kind": "step",
+        "seqs": seqs,
+        "prompt_tokens": prompt,
+        "context_tokens": context,
+        "seconds": seconds,
+        "evidence": "measured",
+    }
+
+
+def _decode(bench: Bench, count: int, context: int, steps: int) -> dict[str, Any]:
+    """A step of `count` sequences, each with about `context` tokens."""
+    durations = Durations()
+    length = steps + _SETTLE + 1
+    bench.serve([Request(index, 0.0, context, length, GREEDY) for index in range(count)], durations)
+    alone = [
+        (seconds, shape)
+        for seconds, shape in zip(durations.seconds, durations.outputs)
+        if shape[:1] == (count,) and not shape[2]
+    ]
+    alone = alone[_SETTLE:]
+    return _row(
+        count, 0, float(np.mean([shape[1] for _, shape in alone])), float(np.median([seconds for seconds, _ in alone]))
+    )
+
+
+def _mixed(bench: Bench, count: int, prompt: int, cycles: int) -> dict[str, Any]:
+    """A step of `count` short sequences that prompts join, `prompt` tokens in all; without sequences, of prompts
+    alone."""
+    durations = Durations()
+    engine = bench.engine(durations)
+    for index in range(count):
+        engine.add(bench.submit(Request(index, 0.0, SHORT_CONTEXT, _output(cycles), GREEDY)))
+    for _ in range(_SETTLE + 1 if count else 0):
+        engine.step()
+    plain_s = _seconds(bench, engine, cycles) if count else 0.0
+    first, parts = len(durations.seconds), -(-prompt // PROMPT)
+
+    def join(cycle: int) -> None:
+        for part in range(parts):
+            tokens = prompt * (part + 1) // parts - prompt * part // parts
+            engine.add(bench.submit(Request(1000 + cycle * parts + part, 0.0, tokens, 1, GREEDY)))
+
+    seconds = _seconds(bench, engine, cycles, 2 if count else 1, join)
+    return _row(
+        count, prompt, float(np.mean([context for _, context, _ in durations.outputs[first:]])), seconds - plain_s
+    )
+
+
+def _seconds(
+    bench: Bench, engine: Engine, cycles: int, steps: int = 1, before: Callable[[int], None] = lambda _: None
+) -> float:
+    """Mean seconds of a cycle of `steps` iterations, from an idle device to an idle device."""
+    bench.executor.flush()
+    started = time.perf_counter()
+    for cycle in range(cycles):
+        before(cycle)
+        for _ in range(steps):
+            engine.step()
+    bench.executor.flush()
+    return (time.perf_counter() - started) / cycles

@@ -1,0 +1,87 @@
+"""The other end of the scale: transformers' own `generate` with static batches, as a library without a serving engine
+is used.
+
+Prompts of a batch are padded to the longest, and a batch runs until its longest output is done; only tokens that were
+asked for count. The batch is as large as would surely fit the pool if every request took the model's maximum length, as
+for Orca (Max)."""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from repro.bench.serving.warm_engine import Bench
+from repro.llm.executor import within_memory
+from repro.simulate.load import Load
+from repro.workloads import Trace
+
+NUM_BATCHES = 2
+#: of free GPU memory that a second copy of the weights must leave
+SPARE_BYTES = 8 << 30
+
+
+def fits(bench: Bench) -> bool:
+    """Whether the GPU has room for the weights once more, beside the engine."""
+    return (
+        torch.cuda.mem_get_info()[0] > bench.loaded.model.num_parameters() * bench.loaded.dtype.itemsize + SPARE_BYTES
+    )
+
+
+def generate_row(bench: Bench, workload: str) -> dict[str, Any]:
+    """Useful output tokens/s over NUM_BATCHES static batches of the workload's first requests."""
+    batch = max(1, bench.deployment.kv_slots // bench.loaded.config.max_model_len)
+    trace = Load("vllm", workload, None, 0.0, 1.0).trace
+    seconds = within_memory(lambda: _seconds(bench, trace, batch), "in transformers' generate")
+    useful = int(trace.output_tokens[: NUM_BATCHES * batch].sum())
+    return {
+        "kind": "generate",
+        "system": "transformers generate",
+        "workload": workload,
+        "batch": batch,
+        "num_finished": NUM_BATCHES * batch,
+        "tokens_per_s": useful / seconds,
+        "seconds": seconds,
+        "trace_hash": trace.hash,
+        "evidence": "measured",
+        "device": bench.device_name,
+    }
+
+
+def _seconds(bench: Bench, trace: Trace, batch: int) -> float:
+    """Of NUM_BATCHES batches, with a copy of the engine's model that lasts as long."""
+    with torch.device(bench.loaded.device):
+        model = AutoModelForCausalLM.from_config(
+            copy.deepcopy(bench.loaded.model.config), dtype=bench.loaded.dtype, attn_implementation="sdpa"
+        ).eval()
+    try:
+        _run(model, [32] * batch, 8)
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for index in range(NUM_BATCHES):
+            part = slice(index * batch, (index + 1) * batch)
+            _run(model, trace.prompt_tokens[part].tolist(), int(trace.output_tokens[part].max()))
+        torch.cuda.synchronize()
+        return time.perf_counter() - started
+    finally:
+        del model
+        torch.cuda.empty_cache()
+
+
+@torch.no_grad()
+def _run(model: Any, prompts: list[int], new_tokens: int) -> None:
+    """One static batch of random prompts, padded on the left."""
+    width = max(prompts)
+    ids = torch.randint(4, model.config.vocab_size, (len(prompts), width), device=model.device)
+    real = torch.arange(width, device=model.device) >= width - torch.tensor(prompts, device=model.device)[:, None]
+    model.generate(
+        ids,
+        attention_mask=real.long(),
+        do_sample=False,
+        min_new_tokens=new_tokens,
+        max_new_tokens=new_tokens,
+        pad_token_id=1,
+    )

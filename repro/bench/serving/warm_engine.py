@@ -1,0 +1,219 @@
+"""The real engine set up once for many measured runs: one model, one K/V pool, warmed up.
+
+Weights are random (only shapes matter), lengths are forced, beams continue where a real model's did. The pool is that
+of Table 1, whatever the memory of the card, so that any GPU answers the paper's question."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from repro.engine.clock import WallClock
+from repro.engine.config import DEVICES, Deployment
+from repro.engine.loop import Engine, Observer
+from repro.engine.memory import KVCacheManager, PagedKVCacheManager
+from repro.engine.scheduler import Scheduler, SchedulerConfig, SchedulerOutput
+from repro.engine.sequence import Request
+from repro.llm import models
+from repro.llm.attention import detach
+from repro.llm.executor import TorchExecutor, within_memory
+from repro.llm.kv_store import KVStore
+from repro.simulate.load import BLOCK_SIZE, GREEDY, PREFIX, SWAP_SHARE, Load, run
+
+#: a host that is busy for more of the time than this, and so hardly ever waits for the GPU, is what limits a run
+CLIENT_BOUND = 0.9
+
+
+class Bench:
+    """`model` as for repro.llm.models.load, held to `max_model_len` tokens; a pool of `kv_slots` tokens; on a GPU with
+    graphs and compiled layers."""
+
+    executor: TorchExecutor | None = None
+
+    def __init__(
+        self,
+        model: str | models.LoadedModel,
+        kv_slots: int,
+        device: str = "cuda",
+        dtype: str = "float16",
+        max_model_len: int = 2048,
+    ) -> None:
+        started = time.perf_counter()
+        self.loaded = models.load(model, device, dtype) if isinstance(model, str) else model
+        limit = min(self.loaded.config.max_model_len, max_model_len)
+        self.loaded = replace(self.loaded, config=replace(self.loaded.config, max_model_len=limit))
+        # Only model and pool matter here; the card that is emulated is that of Table 1.
+        self.deployment = Deployment(self.loaded.config, DEVICES["a100-40gb"], 1, kv_slots)
+        self.on_gpu = self.loaded.device.type == "cuda"
+        self.device_name = device_name(self.on_gpu)
+        self._uuid = str(torch.cuda.get_device_properties().uuid) if self.on_gpu else None
+        self._random = np.random.default_rng(0)
+        self.use_blocks(BLOCK_SIZE)
+        self.boot_s = time.perf_counter() - started
+
+    def use_blocks(self, block_size: int) -> None:
+        """Have the pool in blocks of this size, ready to be timed; another one's memory is given back first."""
+        if self.executor is not None and self.executor.manager.block_size == block_size:
+            return
+        self._give_back()
+        self.executor = self._make_executor(block_size, self.deployment.num_blocks(block_size))
+        if self.on_gpu:
+            try:
+                within_memory(
+                    lambda: self._warm_up(self.loaded.config.max_model_len),
+                    f"for graphs of a pool of blocks of {block_size}",
+                )
+            except BaseException:
+                self._give_back()  # half of its graphs would pass for all of them
+                raise
+
+    def _give_back(self) -> None:
+        if self.executor is not None:
+            detach(self.loaded.model)
+            self.executor = None
+            gc.collect()
+            if self.on_gpu:
+                torch.cuda.empty_cache()
+
+    def _make_executor(self, block_size: int, num_blocks: int) -> TorchExecutor:
+        store = KVStore(
+            self.loaded.config,
+            num_blocks,
+            block_size,
+            int(SWAP_SHARE * num_blocks),
+            self.loaded.dtype,
+            self.loaded.device,
+        )
+        manager = PagedKVCacheManager(num_blocks, block_size)
+        return TorchExecutor(self.loaded, manager, store, with_logprobs=False, graphs=self.on_gpu, compiled=self.on_gpu)
+
+    def _warm_up(self, longest: int) -> None:
+        """Compile kernels and capture graphs, so that no timed step has to."""
+        for prompts in ([10, 50, 100, 300], [700, 1040], [longest - 8]):
+            self.serve([Request(index, 0.0, length, 4, GREEDY) for index, length in enumerate(prompts)])
+        self.executor.runner.capture_all(longest)
+
+    def _prompt(self, num_tokens: int) -> np.ndarray:
+        return self._random.integers(4, self.loaded.model.config.vocab_size, num_tokens)
+
+    def submit(self, request: Request, prefix: np.ndarray | None = None) -> Request:
+        """Hand the executor a random prompt for it, which begins with the prefix."""
+        prompt = self._prompt(request.prompt_tokens)
+        if prefix is not None:
+            prompt[: len(prefix)] = prefix
+        self.executor.submit(request, prompt)
+        return request
+
+    def engine(self, *observers: Observer, config: SchedulerConfig = SchedulerConfig()) -> Engine:
+        """A fresh vLLM engine on this pool."""
+        used = self.executor.manager
+        manager = PagedKVCacheManager(used.num_blocks, used.block_size)
+        self.executor.reset(manager)
+        return Engine(Scheduler(manager, config), self.executor, WallClock(), observers)
+
+    def serve(self, batch: list[Request], *observers: Observer) -> None:
+        engine = self.engine(*observers, config=SchedulerConfig(max_num_batched_tokens=1 << 20))
+        engine.run([self.submit(request) for request in batch])
+        self.executor.flush()
+
+    def prepare(self, load: Load) -> tuple[KVCacheManager, list[Request]]:
+        """The load's memory manager on this pool, with the shared prefix if there is one, and its requests, which have
+        prompts."""
+        self.use_blocks(load.block_size)
+        manager = load.manager_on(self.deployment)
+        self.executor.reset(manager, load.parents)
+        prefix = self._prompt(load.prefix_tokens)
+        if load.stored_prefix_tokens:
+            self.executor.store_prefix(PREFIX, prefix)
+        return manager, [self.submit(request, prefix) for request in load.requests]
+
+    def measure(self, load: Load) -> dict[str, Any]:
+        """The load on the real engine; one row, with the device's state and the host's share of the time."""
+        manager, requests = self.prepare(load)
+        clock = IdleClock()
+        row = run(load, self.deployment, self.executor, clock, manager, requests)
+        host_share = 1 - (self.executor.waited_s + clock.idle_s) / clock.now if self.on_gpu else 0.0
+        if host_share > CLIENT_BOUND:
+            row["mark"] = "client-bound"
+        self.executor.flush()
+        wrong = sum(
+            len(one.tokens) != state.request.output_tokens
+            for state in self.executor.finished.values()
+            for one in state.sequences
+        )
+        return row | {
+            "host_share": host_share,
+            "wrong_lengths": wrong,
+            "evidence": "measured",
+            "device": self.device_name,
+            "seconds": clock.now,
+            **gpu_state(self._uuid),
+        }
+
+    @contextmanager
+    def small_pool(self, block_size: int, num_slots: int) -> Iterator[None]:
+        """A small pool of other blocks, in which nothing is captured yet; this one comes back after."""
+        kept = self.executor
+        detach(self.loaded.model)
+        self.executor = self._make_executor(block_size, num_slots // block_size)
+        try:
+            yield
+        finally:
+            detach(self.loaded.model)
+            self.executor = kept
+
+
+class IdleClock(WallClock):
+    """Also knows for how long there was nothing to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle_s = 0.0
+
+    def wait_until(self, moment: float) -> None:
+        began = self.now
+        super().wait_until(moment)
+        self.idle_s += self.now - began
+
+
+class Durations(Observer):
+    """Seconds of each iteration, as the host sees them."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.outputs: list[tuple[int, int, int]] = []  # decoding sequences, their context, prompt tokens
+
+    def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
+        self.seconds.append(engine.clock.now - start_s)
+        self.outputs.append((output.num_decode_seqs, output.context_tokens, output.num_prefill_tokens))
+
+
+def device_name(on_gpu: bool) -> str:
+    return torch.cuda.get_device_name() if on_gpu else "CPU"
+
+
+def gpu_state(uuid: str | None) -> dict[str, float | None]:
+    """Clocks (MHz), temperature (C) and power (W) of a GPU now; None where nvidia-smi does not tell, and without
+    one."""
+    names = {"sm_mhz": "clocks.sm", "memory_mhz": "clocks.mem", "celsius": "temperature.gpu", "watts": "power.draw"}
+    try:
+        if uuid is None:
+            raise OSError("no GPU in this run")
+        query = [
+            "nvidia-smi",
+            f"--query-gpu={','.join(names.values())}",
+            "--format=csv,noheader,nounits",
+            f"--id=GPU-{uuid}",
+        ]
+        values = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.split(",")
+        return {name: float(value) for name, value in zip(names, values)}
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return dict.fromkeys(names)

@@ -1,0 +1,16 @@
+"""The engine: what the paper describes, and nothing else. Standard library only.
+
+Read it in this order; it takes a quarter of an hour.
+
+    sequence     a request and the sequences that it becomes (§4.4)
+    scheduler    who runs in the next iteration: admit, preempt, resume (§4.5)
+    loop         the main loop: requests arrive, the scheduler decides, the executor runs, the clock moves
+    executor     what the loop asks of whatever runs an iteration
+    clock        virtual or real time
+    memory/      K/V memory: block tables, sharing, copy-on-write (§4.2 to 4.4); the Orcas' contiguous chunks (§6.1)
+    events       what the scheduler decided, as records
+    systems      vLLM, the Orcas and FasterTransformer as data
+    chunked      the scheduler with a token budget an iteration (vLLM V1)
+    config       models, GPUs and the paper's deployments (Table 1)
+    errors       the one exception that is meant for a user's eyes
+"""

@@ -1,0 +1,195 @@
+"""The batching of vLLM V1: decodes first, then as much of the prompts as a token budget allows.
+
+Each iteration has a budget of tokens. Every running sequence gets its next token out of it first; what is left goes to
+prompts, first come, first served, and a prompt that does not fit is cut: the rest of it follows in the next iterations.
+A long prompt then delays the others' next tokens by one budget's worth of work, not by all of its own.
+
+Memory follows the work: a paged prompt gets the blocks of one chunk at a time, as in V1 (a contiguous one holds its
+whole reservation from the first chunk on). When a running sequence finds no block, the newest is driven out and
+recomputed later; there is no swapping. At most one prompt is under way, it was admitted last, and so it is the newest.
+If it finds no blocks for its next chunk it waits with what it has.
+
+Like `repro.engine.scheduler`, this knows neither time nor tokens' values. It schedules requests of one sequence: V1
+treats n samples as n requests. Only the simulated executor runs it: the real one samples after every prefill, and a
+chunk has nothing to sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from repro.engine.errors import UserError
+from repro.engine.events import Event
+from repro.engine.memory.interface import KVCacheManager
+from repro.engine.scheduler import Batching, PreemptionMode, Prefill, Scheduler, SchedulerConfig, SchedulerOutput
+from repro.engine.sequence import Request, SequenceGroup
+
+
+@dataclass(frozen=True)
+class ChunkedPrefillConfig(SchedulerConfig):
+    """`max_num_batched_tokens` is the token budget of an iteration; `max_model_len` bounds prompt + output (tokens).
+
+    Without `enable_chunked_prefill` a prompt runs whole or waits. The budget must then be more than any prompt could
+    take."""
+
+    preemption: PreemptionMode = PreemptionMode.RECOMPUTE
+    max_num_batched_tokens: int | None = 2048
+    max_model_len: int = 2048
+    enable_chunked_prefill: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        budget = self.max_num_batched_tokens
+        if budget is None:
+            raise UserError("max_num_batched_tokens = None: chunked prefill needs a token budget, such as 2048")
+        if self.batching is not Batching.ITERATION or self.preemption is not PreemptionMode.RECOMPUTE:
+            raise UserError(
+                f"batching = {self.batching.value}, preemption = {self.preemption.value}: this scheduler knows only "
+                "batching by iteration and preemption by recomputation"
+            )
+        if self.max_model_len < 1:
+            raise UserError(f"max_model_len = {self.max_model_len} must be at least 1 token")
+        if not self.enable_chunked_prefill and budget <= self.max_model_len:
+            raise UserError(
+                f"max_num_batched_tokens = {budget} is not greater than max_model_len = {self.max_model_len}, and "
+                "without chunked prefill a prompt of that length could never run; set enable_chunked_prefill, or "
+                f"raise max_num_batched_tokens above {self.max_model_len}"
+            )
+
+
+@dataclass(slots=True)
+class ChunkedOutput(SchedulerOutput):
+    """`chunks` are parts of prompts that lack the prompt's end: they give no token. The end of a prompt is in
+    `prefills`.
+
+    `num_prefill_tokens` counts both.
+    """
+
+    chunks: list[Prefill] = field(default_factory=list)
+
+
+class ChunkedPrefillScheduler(Scheduler):
+    """Used like `Scheduler`. `prefilling` is the group whose prompt is under way, with `num_computed` tokens of it
+    stored."""
+
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        config: ChunkedPrefillConfig = ChunkedPrefillConfig(),
+        log: list[Event] | None = None,
+    ) -> None:
+        super().__init__(manager, config, log)
+        self.config: ChunkedPrefillConfig = config
+        self.prefilling: SequenceGroup | None = None
+        self.num_computed = 0
+
+    def add(self, request: Request) -> SequenceGroup:
+        """Queue a request. UserError if it has several sequences or could not run to its end even alone."""
+        group = SequenceGroup(request)
+        if len(group.seqs) > 1:
+            raise UserError(
+                f"request {request.request_id} has n = {len(group.seqs)} sequences; chunked prefill takes one: submit "
+                f"{len(group.seqs)} requests instead"
+            )
+        length = request.prompt_tokens + request.output_tokens
+        if length > self.config.max_model_len:
+            raise UserError(
+                f"request {request.request_id} of {request.prompt_tokens} + {request.output_tokens} tokens is longer "
+                f"than max_model_len = {self.config.max_model_len}; shorten it or raise that"
+            )
+        if not self.manager.fits(group):
+            raise UserError(
+                f"request {request.request_id} of {request.prompt_tokens} + {request.output_tokens} tokens does not "
+                f"fit into an empty pool of {self.manager.num_blocks} blocks of {self.manager.block_size}; use a "
+                "larger pool"
+            )
+        self.waiting.append(group)
+        self._record("arrive", group)
+        return group
+
+    @property
+    def has_work(self) -> bool:
+        return self.prefilling is not None or super().has_work
+
+    def schedule(self) -> ChunkedOutput:
+        """Decide the next iteration: a token for all that run, then prompts with what is left of the budget."""
+        output = ChunkedOutput(self.iteration)
+        self._reserve_slots(output)
+        output.decodes = list(self.running)
+        output.num_decode_seqs = self.num_seqs
+        output.context_tokens = self._context_base + self.iteration * self.num_seqs
+        if not output.preempted:  # memory that was just taken from somebody is for those who run
+            budget = self.config.max_num_batched_tokens - self.num_seqs
+            budget -= self._continue(output, budget)
+            self._start(output, budget)
+        return output
+
+    def can_repeat(self, output: ChunkedOutput) -> bool:
+        return super().can_repeat(output) and not output.chunks
+
+    def stored_lengths(self, iteration: int) -> Iterator[tuple[SequenceGroup, int]]:
+        yield from super().stored_lengths(iteration)
+        if self.prefilling is not None:
+            yield self.prefilling, self.num_computed
+
+    # Prompts
+
+    def _continue(self, output: ChunkedOutput, budget: int) -> int:
+        """The next chunk of the prompt under way, if there is budget and memory for it; the tokens that it takes."""
+        group = self.prefilling
+        if group is None or budget == 0:
+            return 0
+        start, end = self.num_computed, min(self.num_computed + budget, group.num_stored(self.iteration))
+        size = self.manager.block_size
+        first_of_blocks = range(self.manager.cdiv(start) * size + 1, end + 1, size)  # token numbers, counted from 1
+        if self.manager.grows and len(first_of_blocks) > self.manager.num_free_blocks:
+            return 0
+        for num_tokens in first_of_blocks:
+            self.manager.append_slots(group, num_tokens)
+        if self.manager.grows and first_of_blocks:
+            self._record("append", group, blocks=len(first_of_blocks))
+        self._compute(output, group, start, end)
+        return end - start
+
+    def _start(self, output: ChunkedOutput, budget: int) -> None:
+        """Waiting groups in their order, until one has to be cut or does not fit."""
+        while self.waiting and self.prefilling is None and budget > 0 and self.num_seqs < self.config.max_num_seqs:
+            group = self.waiting[0]
+            cached, total = self.manager.prefix_tokens(group), group.num_stored(self.iteration)
+            end = min(cached + budget, total)
+            if end < total and not self.config.enable_chunked_prefill:
+                return
+            if not self.manager.can_allocate(group, end):
+                return
+            self.waiting.popleft()
+            self.manager.allocate(group, end)
+            self._record("admit", group, tokens=end - cached)
+            self._compute(output, group, cached, end)
+            budget -= end - cached
+
+    def _compute(self, output: ChunkedOutput, group: SequenceGroup, start: int, end: int) -> None:
+        """Schedule tokens start .. end - 1 of a prompt; with its last one the group starts to run."""
+        output.num_prefill_tokens += end - start
+        if end < group.num_stored(self.iteration):
+            self.prefilling, self.num_computed = group, end
+            output.chunks.append(Prefill(group, end, start))
+        else:
+            self.prefilling = None
+            self._enter(group)
+            output.prefills.append(Prefill(group, end, start))
+
+    def _preempt(self, victim: SequenceGroup, requester: SequenceGroup, output: SchedulerOutput) -> None:
+        """Drive out the newest: the prompt under way if there is one, else `victim`."""
+        group = self.prefilling
+        if group is None:
+            super()._preempt(victim, requester, output)
+            return
+        self.prefilling = None
+        self.manager.free(group)
+        group.num_preemptions += 1
+        self.num_preemptions += 1
+        output.preempted.append(group)
+        self.waiting.appendleft(group)  # it was the first in the queue
+        self._record(
+            "preempt", group, requester=requester.request.request_id, mode="recompute", tokens=self.num_computed
+        )

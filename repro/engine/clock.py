@@ -1,0 +1,53 @@
+"""Time as the engine sees it: virtual time that a cost model spends, or the real one, which passes by itself."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+
+
+class Clock(ABC):
+    """Seconds since the run began."""
+
+    @property
+    @abstractmethod
+    def now(self) -> float: ...
+
+    @abstractmethod
+    def spend(self, seconds: float) -> None:
+        """An iteration took this long."""
+
+    @abstractmethod
+    def wait_until(self, moment: float) -> None: ...
+
+
+class VirtualClock(Clock):
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    @property
+    def now(self) -> float:
+        return self._now
+
+    def spend(self, seconds: float) -> None:
+        self._now += seconds
+
+    def wait_until(self, moment: float) -> None:
+        self._now = max(self._now, moment)
+
+
+class WallClock(Clock):
+    """Real time, which passes by itself."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+
+    @property
+    def now(self) -> float:
+        return time.perf_counter() - self._start
+
+    def spend(self, seconds: float) -> None:
+        pass
+
+    def wait_until(self, moment: float) -> None:
+        time.sleep(max(0.0, moment - self.now))

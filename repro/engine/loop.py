@@ -1,0 +1,102 @@
+"""The main loop: requests arrive, the scheduler decides, the executor runs, the clock moves.
+
+The engine is the only part that knows the time. With a VirtualClock it replays hours in seconds; with a WallClock the
+same loop serves for real."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from repro.engine.clock import Clock, VirtualClock
+from repro.engine.executor import Executor
+from repro.engine.scheduler import Scheduler, SchedulerOutput
+from repro.engine.sequence import Request, SequenceGroup
+
+
+@dataclass(slots=True)
+class Outcome:
+    """When a request got its first token and its last one (seconds), and how often it was driven out."""
+
+    request: Request
+    first_token_s: float = math.nan
+    finish_s: float = math.nan
+    num_preemptions: int = 0
+
+    @property
+    def normalized_latency_s(self) -> float:
+        """End-to-end latency over output length, in s/token (§6.1)."""
+        return (self.finish_s - self.request.arrival_s) / self.request.output_tokens
+
+
+class Observer:
+    """Watches a run. Iterations are not advanced together beyond `next_s`, so that it sees the state of that moment."""
+
+    next_s: float = math.inf
+
+    def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
+        """Called after each output has run and before it is accounted for; `engine.clock.now` is its end."""
+        raise NotImplementedError
+
+
+class Engine:
+    """Runs a list of requests, sorted by arrival, to the end of the last one."""
+
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, clock: Clock | None = None, observers: Iterable[Observer] = ()
+    ) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.clock = clock or VirtualClock()
+        self.observers = tuple(observers)
+        self._unfinished: dict[SequenceGroup, Outcome] = {}
+
+    def add(self, request: Request) -> Outcome:
+        """Queue a request. UserError if it can never fit."""
+        outcome = Outcome(request)
+        self._unfinished[self.scheduler.add(request)] = outcome
+        return outcome
+
+    def run(self, requests: Iterable[Request], until_s: float = math.inf) -> list[Outcome]:
+        """Outcomes of the requests that have arrived, in their order; at `until_s` whatever still runs is left
+        unfinished.
+
+        UserError if a request can never fit, when its turn comes.
+        """
+        outcomes: list[Outcome] = []
+        arrivals = iter(requests)
+        upcoming = next(arrivals, None)
+        while (upcoming is not None or self.scheduler.has_work) and self.clock.now < until_s:
+            while upcoming is not None and upcoming.arrival_s <= self.clock.now:
+                outcomes.append(self.add(upcoming))
+                upcoming = next(arrivals, None)
+            if self.scheduler.has_work:
+                self.step(math.inf if upcoming is None else upcoming.arrival_s)
+            else:
+                self.clock.wait_until(upcoming.arrival_s)
+        return outcomes
+
+    def step(self, next_arrival_s: float = math.inf) -> None:
+        """One iteration, or as many equal ones as begin before the next arrival."""
+        start = self.clock.now
+        output = self.scheduler.schedule()
+        if self.scheduler.can_repeat(output):
+            until = next_arrival_s if self.scheduler.admits_on_arrival else math.inf
+            for observer in self.observers:
+                until = min(until, observer.next_s)
+            self.scheduler.extend(output, self.executor.lookahead(output, start, until))
+        result = self.executor.execute(output)
+        for seconds in result.durations_s:
+            self.clock.spend(seconds)
+        for observer in self.observers:
+            observer.observe(self, output, start)
+        now = self.clock.now
+        for prefill in output.prefills:
+            outcome = self._unfinished[prefill.group]
+            if math.isnan(outcome.first_token_s):
+                outcome.first_token_s = now
+        for group in self.scheduler.update(output, result.parents, result.stopped):
+            outcome = self._unfinished.pop(group)
+            outcome.finish_s = now
+            outcome.num_preemptions = group.num_preemptions

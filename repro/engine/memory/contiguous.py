@@ -1,0 +1,139 @@
+"""The Orca-style baseline: one contiguous chunk per sequence, reserved at admission and held to the end (§6.1).
+
+What differs between the three Orca variants is only how much they reserve: a function of the request. A new policy is
+one more function. The chunk comes from a buddy allocator, which rounds it up to a power of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from repro.engine.errors import UserError
+from repro.engine.memory.buddy import BuddyAllocator
+from repro.engine.memory.interface import CacheOp, KVCacheManager, MemoryUsage, OpKind, check_parents
+from repro.engine.sequence import Request, Sequence, SequenceGroup
+
+#: output tokens for which a request gets room, given the request and the model's maximum length
+Reservation = Callable[[Request, int], int]
+
+
+def reserve_max(request: Request, max_model_len: int) -> int:
+    """Orca (Max): the longest output that the model allows."""
+    return max_model_len
+
+
+def reserve_pow2(request: Request, max_model_len: int) -> int:
+    """Orca (Pow2): the true output length rounded up to a power of two (at most twice too much)."""
+    return 1 << (request.output_tokens - 1).bit_length()
+
+
+def reserve_oracle(request: Request, max_model_len: int) -> int:
+    """Orca (Oracle): the true output length, which no real system knows."""
+    return request.output_tokens
+
+
+class ContiguousKVCacheManager(KVCacheManager):
+    """Reserves min(prompt + reservation(request), max_model_len) slots per sequence, in one run of consecutive blocks.
+
+    Parallel samples and beams share nothing: every sequence has a chunk of its own, and a beam that continues another
+    one copies that one's blocks. Nothing is ever preempted, since nothing grows beyond its reservation."""
+
+    grows = False
+    shares = False
+
+    def __init__(
+        self, num_blocks: int, block_size: int = 16, *, reservation: Reservation, max_model_len: int = 2048
+    ) -> None:
+        super().__init__(num_blocks, block_size)
+        self.reservation = reservation
+        self.max_model_len = max_model_len
+        largest = BuddyAllocator.rounded(self.cdiv(max_model_len))
+        self.buddy = BuddyAllocator(num_blocks, largest)
+        self._tables: dict[Sequence, list[int]] = {}
+
+    def reserved_tokens(self, group: SequenceGroup) -> int:
+        """Slots that each sequence of the group is given, before the allocator rounds them up."""
+        request = group.request
+        output = self.reservation(request, self.max_model_len)
+        reserved = min(request.prompt_tokens + output, self.max_model_len)
+        if reserved < request.prompt_tokens + request.output_tokens - 1:
+            raise UserError(
+                f"request {request.request_id} of {request.prompt_tokens} + {request.output_tokens} tokens: its "
+                f"reservation of {reserved} slots is too short; a reservation must cover the output (max_model_len is "
+                f"{self.max_model_len})"
+            )
+        return reserved
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.buddy.num_free
+
+    def _chunk(self, group: SequenceGroup) -> int:
+        return BuddyAllocator.rounded(self.cdiv(self.reserved_tokens(group)))
+
+    def fits(self, group: SequenceGroup) -> bool:
+        # The initial chunks are the binary digits of the pool, so an empty pool holds num_blocks // chunk chunks.
+        chunk = self._chunk(group)
+        return chunk <= self.buddy.max_chunk and self.num_blocks // chunk >= len(group.seqs)
+
+    def can_allocate(self, group: SequenceGroup, num_tokens: int) -> bool:
+        return self.buddy.can_allocate(self._chunk(group), len(group.seqs))
+
+    def allocate(self, group: SequenceGroup, num_tokens: int) -> None:
+        chunk = self._chunk(group)
+        for seq in group.seqs:
+            start = self.buddy.allocate(chunk)
+            self._tables[seq] = list(range(start, start + chunk))
+
+    def can_append_slots(self, group: SequenceGroup, num_tokens: int) -> bool:
+        return True  # reserved at admission
+
+    def append_slots(self, group: SequenceGroup, num_tokens: int) -> list[CacheOp]:
+        return []
+
+    def spread_prompt(self, group: SequenceGroup, num_tokens: int) -> list[CacheOp]:
+        return [op for index in range(1, len(group.seqs)) for op in self._copy(group, 0, index, num_tokens)]
+
+    def fork(self, group: SequenceGroup, parents: list[int], num_tokens: int) -> list[CacheOp]:
+        check_parents(group, parents)
+        return [
+            op
+            for child, parent in enumerate(parents)
+            if child != parent
+            for op in self._copy(group, parent, child, num_tokens)
+        ]
+
+    def _copy(self, group: SequenceGroup, source: int, target: int, num_tokens: int) -> list[CacheOp]:
+        """Copies of the blocks in which `source` has tokens, onto those of `target`."""
+        count = self.cdiv(num_tokens)
+        pairs = zip(self._tables[group.seqs[source]][:count], self._tables[group.seqs[target]][:count])
+        return [CacheOp(OpKind.COPY, src, dst) for src, dst in pairs]
+
+    def free_sequence(self, seq: Sequence) -> None:
+        self.buddy.release(self._tables.pop(seq)[0])
+
+    def block_table(self, seq: Sequence) -> list[int]:
+        return self._tables[seq]
+
+    def usage(self, groups: Iterable[tuple[SequenceGroup, int]]) -> MemoryUsage:
+        tokens = reserved = internal = rounding = blocks = 0
+        for group, num_tokens in groups:
+            width = len(group.seqs)
+            final = group.request.prompt_tokens + group.request.output_tokens
+            planned = self.reserved_tokens(group)
+            held = len(self._tables[group.seqs[0]])
+            tokens += width * num_tokens
+            reserved += width * (min(final, planned) - num_tokens)
+            internal += width * (planned - min(final, planned))
+            rounding += width * (held * self.block_size - planned)
+            blocks += width * held
+        return MemoryUsage(
+            total=self.num_blocks * self.block_size,
+            token_states=tokens,
+            reserved=reserved,
+            internal=internal,
+            rounding=rounding,
+            free=self.buddy.num_free * self.block_size,
+            logical_blocks=blocks,
+            physical_blocks=blocks,
+        )

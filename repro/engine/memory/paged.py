@@ -1,0 +1,238 @@
+"""PagedAttention's memory manager: block tables, sharing, copy-on-write, all-or-nothing swap (§4.2-4.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from repro.engine.errors import UserError
+from repro.engine.memory.block_allocator import BlockAllocator
+from repro.engine.memory.interface import CacheOp, KVCacheManager, MemoryUsage, OpKind, check_parents
+from repro.engine.sequence import Sequence, SequenceGroup
+
+
+class PagedKVCacheManager(KVCacheManager):
+    """Maps each sequence's logical blocks to physical blocks, on demand, one block at a time.
+
+    `watermark` is the share of the pool that admission leaves free, so that a request just admitted is not the cause of
+    the next preemption. `num_cpu_blocks` is the swap space. A block is shared by reference count and copied when one of
+    its holders has to write into it.
+    """
+
+    grows = True
+    shares = True
+
+    def __init__(self, num_blocks: int, block_size: int = 16, watermark: float = 0.01, num_cpu_blocks: int = 0) -> None:
+        super().__init__(num_blocks, block_size)
+        if not 0 <= watermark < 1:
+            raise UserError(f"watermark = {watermark}: the share of blocks kept free at admission must be in [0, 1)")
+        if num_cpu_blocks < 0:
+            raise UserError(f"num_cpu_blocks = {num_cpu_blocks} must not be negative (0: no swap space)")
+        self.watermark_blocks = int(watermark * num_blocks)
+        self.gpu = BlockAllocator(num_blocks)
+        self.cpu = BlockAllocator(num_cpu_blocks)
+        self._tables: dict[Sequence, list[int]] = {}
+        self._prefixes: dict[str, list[int]] = {}
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.gpu.num_free
+
+    # Shared prefixes (§4.4)
+
+    def store_prefix(self, prefix_id: str, num_tokens: int) -> int:
+        """Keep a prefix of `num_tokens` for all requests that name it. Returns the tokens that are shared: whole
+        blocks."""
+        if prefix_id in self._prefixes:
+            raise UserError(f"prefix {prefix_id!r} is stored already")
+        count = num_tokens // self.block_size
+        if count >= self.num_blocks or count > self.gpu.num_free:
+            raise UserError(
+                f"prefix {prefix_id!r} takes {count} blocks; {self.gpu.num_free} of the pool's {self.num_blocks} are "
+                "free, and some must be left for requests"
+            )
+        self._prefixes[prefix_id] = self.gpu.allocate_many(count)
+        return count * self.block_size
+
+    def prefix_blocks(self, prefix_id: str) -> list[int]:
+        """Physical blocks of a stored prefix, in logical order. Read only."""
+        return self._prefixes[prefix_id]
+
+    def prefix_tokens(self, group: SequenceGroup) -> int:
+        """Prompt tokens of the group whose K/V is stored already: whole blocks, and never the entire prompt."""
+        if group.request.prefix_id is None:
+            return 0
+        blocks = self._prefixes.get(group.request.prefix_id, ())
+        return min(len(blocks), (group.request.prompt_tokens - 1) // self.block_size) * self.block_size
+
+    # Admission and growth
+
+    def _layout(self, group: SequenceGroup, num_tokens: int) -> tuple[int, int, int]:
+        """(blocks of the stored prefix, blocks shared by the group's sequences, blocks of each sequence's own).
+
+        Fresh sequences share their whole prompt, the partly filled last block too. Sequences that have generated tokens
+        have diverged: after recomputation only the prompt's full blocks can be shared.
+        """
+        total = self.cdiv(num_tokens)
+        prefix = self.prefix_tokens(group) // self.block_size
+        if len(group.seqs) == 1 or num_tokens == group.request.prompt_tokens:
+            return prefix, total - prefix, 0
+        shared = group.request.prompt_tokens // self.block_size
+        return prefix, shared - prefix, total - shared
+
+    def blocks_needed(self, group: SequenceGroup, num_tokens: int) -> int:
+        """Physical blocks that the group takes beyond the stored prefix when all its sequences have this length."""
+        _, shared, own = self._layout(group, num_tokens)
+        return shared + own * len(group.seqs)
+
+    def tokens_to_compute(self, group: SequenceGroup, num_tokens: int) -> int:
+        prefix, shared, _ = self._layout(group, num_tokens)
+        common = min((prefix + shared) * self.block_size, num_tokens)
+        return common - prefix * self.block_size + (num_tokens - common) * len(group.seqs)
+
+    def blocks_at_most(self, group: SequenceGroup) -> int:
+        """Blocks the group takes in the worst case: at its end, nothing shared but the prompt's full blocks."""
+        request = group.request
+        full = request.prompt_tokens // self.block_size - self.prefix_tokens(group) // self.block_size
+        own = self.cdiv(request.prompt_tokens + request.output_tokens - 1) - request.prompt_tokens // self.block_size
+        return full + own * request.sampling.n
+
+    def fits(self, group: SequenceGroup) -> bool:
+        stored = sum(map(len, self._prefixes.values()))
+        return self.blocks_at_most(group) + self.watermark_blocks + stored <= self.num_blocks
+
+    def can_allocate(self, group: SequenceGroup, num_tokens: int) -> bool:
+        return self.blocks_needed(group, num_tokens) + self.watermark_blocks <= self.gpu.num_free
+
+    def allocate(self, group: SequenceGroup, num_tokens: int) -> None:
+        num_prefix, num_shared, num_own = self._layout(group, num_tokens)
+        common = self._prefixes[group.request.prefix_id][:num_prefix] if num_prefix else []
+        for block in common:
+            self.gpu.share(block, len(group.seqs))
+        shared = self.gpu.allocate_many(num_shared)
+        if len(group.seqs) > 1:
+            for block in shared:
+                self.gpu.share(block, len(group.seqs) - 1)
+        for seq in group.seqs:
+            self._tables[seq] = common + shared + self.gpu.allocate_many(num_own)
+
+    def _blocks_to_append(self, group: SequenceGroup, num_tokens: int) -> int:
+        """Free blocks that one more token takes: one per sequence at a block boundary, else one per copy-on-write.
+
+        Of r holders of a shared block that all write, r - 1 copy it and the last one keeps it.
+        """
+        if (num_tokens - 1) % self.block_size == 0:
+            return len(group.seqs)
+        if len(group.seqs) == 1:
+            return 0
+        lasts = [self._tables[seq][-1] for seq in group.seqs]
+        return len(lasts) - len(set(lasts))
+
+    def can_append_slots(self, group: SequenceGroup, num_tokens: int) -> bool:
+        return self._blocks_to_append(group, num_tokens) <= self.gpu.num_free
+
+    def append_slots(self, group: SequenceGroup, num_tokens: int) -> list[CacheOp]:
+        ops: list[CacheOp] = []
+        at_boundary = (num_tokens - 1) % self.block_size == 0
+        for seq in group.seqs:
+            table = self._tables[seq]
+            if at_boundary:
+                table.append(self.gpu.allocate())
+            elif self.gpu.ref_counts[table[-1]] > 1:  # copy-on-write (Fig. 8)
+                copy = self.gpu.allocate()
+                ops.append(CacheOp(OpKind.COPY, table[-1], copy))
+                self.gpu.release(table[-1])
+                table[-1] = copy
+        return ops
+
+    def fork(self, group: SequenceGroup, parents: list[int], num_tokens: int) -> list[CacheOp]:
+        check_parents(group, parents)
+        seqs = group.seqs
+        for child, parent in enumerate(parents):  # all losers first: their blocks may be all that is free
+            if child != parent:
+                self.free_sequence(seqs[child])
+        for child, parent in enumerate(parents):
+            if child != parent:
+                table = self._tables[seqs[child]] = list(self._tables[seqs[parent]])
+                for block in table:
+                    self.gpu.share(block)
+        return []  # sharing moves nothing; writes copy later (Fig. 9)
+
+    # Release
+
+    def free_sequence(self, seq: Sequence) -> None:
+        self.gpu.release_many(self._tables.pop(seq))
+
+    # Swapping (§4.5): a group moves as a whole, a shared block once, a stored prefix not at all
+
+    def _movable_blocks(self, group: SequenceGroup) -> dict[int, int]:
+        """Each block of the group beyond the stored prefix -> how many of its sequences refer to it."""
+        prefix = self.prefix_tokens(group) // self.block_size
+        counts: dict[int, int] = {}
+        for seq in group.seqs:
+            for block in self._tables[seq][prefix:]:
+                counts[block] = counts.get(block, 0) + 1
+        return counts
+
+    def can_swap_out(self, group: SequenceGroup) -> bool:
+        return len(self._movable_blocks(group)) <= self.cpu.num_free
+
+    def can_swap_in(self, group: SequenceGroup, num_tokens: int) -> bool:
+        """Room for the group's blocks and for its next token, above the watermark."""
+        needed = len(self._movable_blocks(group)) + self._blocks_to_append(group, num_tokens)
+        return needed + self.watermark_blocks <= self.gpu.num_free
+
+    def swap_out(self, group: SequenceGroup) -> list[CacheOp]:
+        return self._move(group, self.gpu, self.cpu, OpKind.SWAP_OUT)
+
+    def swap_in(self, group: SequenceGroup) -> list[CacheOp]:
+        return self._move(group, self.cpu, self.gpu, OpKind.SWAP_IN)
+
+    def _move(
+        self, group: SequenceGroup, source: BlockAllocator, target: BlockAllocator, kind: OpKind
+    ) -> list[CacheOp]:
+        # A stored prefix stays where it is: taking it along would free nothing, and two copies of it may be more than
+        # the pool can hold when the group wants to come back.
+        counts = self._movable_blocks(group)
+        moved = dict(zip(counts, target.allocate_many(len(counts))))
+        for block, holders in counts.items():
+            if holders > 1:
+                target.share(moved[block], holders - 1)
+            for _ in range(holders):
+                source.release(block)
+        prefix = self.prefix_tokens(group) // self.block_size
+        for seq in group.seqs:
+            table = self._tables[seq]
+            self._tables[seq] = table[:prefix] + [moved[block] for block in table[prefix:]]
+        return [CacheOp(kind, block, moved[block]) for block in counts]
+
+    # Questions
+
+    def block_table(self, seq: Sequence) -> list[int]:
+        return self._tables[seq]
+
+    def usage(self, groups: Iterable[tuple[SequenceGroup, int]]) -> MemoryUsage:
+        size = self.block_size
+        prefixes = set().union(*self._prefixes.values())
+        tokens, reserved, internal, logical = len(prefixes) * size, 0, 0, 0
+        for group, num_tokens in groups:
+            tables = [self._tables[seq] for seq in group.seqs]
+            # All sequences of a group are equally long, so a block is the last one of all its holders or of none.
+            distinct = len(set().union(*tables) - prefixes) if prefixes or len(tables) > 1 else len(tables[0])
+            last = len({table[-1] for table in tables})
+            used = (num_tokens - 1) % size + 1
+            final = group.request.prompt_tokens + group.request.output_tokens - 1
+            later = min(size - used, max(final - num_tokens, 0))
+            logical += sum(map(len, tables))
+            tokens += (distinct - last) * size + last * used
+            reserved += last * later
+            internal += last * (size - used - later)
+        return MemoryUsage(
+            total=self.num_blocks * size,
+            token_states=tokens,
+            reserved=reserved,
+            internal=internal,
+            rounding=0,
+            free=self.gpu.num_free * size,
+            logical_blocks=logical,
+            physical_blocks=self.num_blocks - self.gpu.num_free,
+        )

@@ -1,0 +1,109 @@
+"""Requests and the sequences that they become.
+
+A request turns into one SequenceGroup holding `n` sequences: parallel samples or beams of one prompt (§4.4). A group is
+admitted, preempted and resumed as a whole (§4.5). Nothing here knows token values, blocks, or time beyond the arrival.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from repro.engine.errors import UserError
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the outputs of one request are decoded (§4.4).
+
+    `n` is the number of sequences: parallel samples, or the beam width with `use_beam_search`. `temperature` 0 is
+    greedy; `top_k` 0 and `top_p` 1 keep every token; `seed` makes a request's samples independent of what else is in
+    the batch."""
+
+    n: int = 1
+    use_beam_search: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    max_tokens: int = 16
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n <= 256:
+            raise UserError(f"n = {self.n}: a request has from 1 to 256 sequences")
+        if self.use_beam_search and self.n < 2:
+            raise UserError("use_beam_search needs n (the beam width) of at least 2; use temperature=0 for greedy")
+        if not self.temperature >= 0:
+            raise UserError(f"temperature = {self.temperature} must be 0 (greedy) or positive")
+        if self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise UserError(f"top_k = {self.top_k}, top_p = {self.top_p}: need top_k >= 0 (0: all), 0 < top_p <= 1")
+        if self.max_tokens < 1:
+            raise UserError(f"max_tokens = {self.max_tokens} must be at least 1")
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request. Lengths in tokens, arrival in seconds from the start of the trace.
+
+    `output_tokens` is the length at which the request ends at the latest; a trace's requests end exactly there.
+    `prefix_id` names a prefix that the service has stored in advance (§4.4, "Shared prefix").
+    """
+
+    request_id: int
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    sampling: SamplingParams
+    prefix_id: str | None = None
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"  # not started, or preempted by recomputation
+    RUNNING = "running"
+    SWAPPED = "swapped"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One output of a group. Compared and hashed by identity; `seq_id` is for people and logs."""
+
+    seq_id: str
+
+
+class SequenceGroup:
+    """All sequences of one request, with the little state that the scheduler keeps about them.
+
+    All live sequences of a group have the same length. While the group runs, the number of generated tokens follows
+    from the scheduler's iteration counter, `generated = iteration - offset`; that is what makes many iterations cheap
+    to advance together. At other times `offset` holds minus the number generated (iteration 0)."""
+
+    __slots__ = ("request", "seqs", "status", "offset", "num_preemptions")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.seqs = [Sequence(f"{request.request_id}.{i}") for i in range(request.sampling.n)]
+        self.status = Status.WAITING
+        self.offset = 0
+        self.num_preemptions = 0
+
+    def num_generated(self, iteration: int) -> int:
+        """Output tokens that each live sequence has when `iteration` begins."""
+        return iteration - self.offset if self.status is Status.RUNNING else -self.offset
+
+    def num_stored(self, iteration: int) -> int:
+        """Tokens of each live sequence whose K/V is in memory once `iteration` has run.
+
+        The newest token's K/V is computed by the iteration that takes it as input, so a sequence of prompt p and output
+        o never stores more than p + o - 1 tokens.
+        """
+        generated = iteration - self.offset if self.status is Status.RUNNING else -self.offset
+        return self.request.prompt_tokens + generated
+
+    @property
+    def is_beam(self) -> bool:
+        return self.request.sampling.use_beam_search
+
+    def __repr__(self) -> str:
+        return f"SequenceGroup({self.request.request_id}, {self.status.value}, {len(self.seqs)} sequences)"

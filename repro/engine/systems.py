@@ -1,0 +1,105 @@
+"""The systems that the paper compares, as data: how K/V memory is managed and how requests are batched.
+
+Adding one is adding an entry (`register`): everything else takes the name. docs/extending.md walks through it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from repro.engine.config import DEPLOYMENTS, Deployment, lookup
+from repro.engine.errors import UserError
+from repro.engine.memory import (
+    ContiguousKVCacheManager,
+    KVCacheManager,
+    PagedKVCacheManager,
+    Reservation,
+    reserve_max,
+    reserve_oracle,
+    reserve_pow2,
+)
+from repro.engine.scheduler import Batching, SchedulerConfig
+
+
+@dataclass(frozen=True)
+class System:
+    """`reservation` None means paged memory; otherwise a contiguous chunk of prompt + reservation per sequence."""
+
+    name: str
+    label: str
+    scheduler: SchedulerConfig
+    reservation: Reservation | None = None
+
+    def manager(self, num_blocks: int, block_size: int, max_model_len: int, num_cpu_blocks: int = 0) -> KVCacheManager:
+        if self.reservation is None:
+            return PagedKVCacheManager(num_blocks, block_size, num_cpu_blocks=num_cpu_blocks)
+        return ContiguousKVCacheManager(
+            num_blocks, block_size, reservation=self.reservation, max_model_len=max_model_len
+        )
+
+    def with_scheduler(self, **changes: object) -> System:
+        """The same system with some scheduler settings changed."""
+        return replace(self, scheduler=replace(self.scheduler, **changes))
+
+
+# vLLM limits tokens per iteration; the authors' Orca has no such cap. FasterTransformer's batch limit was chosen by
+# hand per model and trace (not stated); studies set max_num_seqs.
+_ORCA = SchedulerConfig(max_num_batched_tokens=None)
+
+SYSTEMS: dict[str, System] = {
+    system.name: system
+    for system in (
+        System("vllm", "vLLM", SchedulerConfig()),
+        System("orca-oracle", "Orca (Oracle)", _ORCA, reserve_oracle),
+        System("orca-pow2", "Orca (Pow2)", _ORCA, reserve_pow2),
+        System("orca-max", "Orca (Max)", _ORCA, reserve_max),
+        System(
+            "faster-transformer",
+            "FasterTransformer",
+            SchedulerConfig(batching=Batching.REQUEST, max_num_batched_tokens=None),
+            reserve_max,
+        ),
+    )
+}
+
+
+#: FasterTransformer's batch limit was set by hand. Known for OPT-13B: 5 on ShareGPT and 14 on Alpaca (the authors'
+#: scripts). For the other models it is scaled with the K/V slots; the paper does not say.
+FASTER_TRANSFORMER_BATCH = {"sharegpt": 5, "alpaca": 14}
+
+
+def system(name: str) -> System:
+    return lookup("system", SYSTEMS, name)
+
+
+def system_for(name: str, deployment: Deployment, workload: str) -> System:
+    """A system as the paper set it up for one panel of Fig. 12: only FasterTransformer depends on it."""
+    chosen = system(name)
+    if name != "faster-transformer":
+        return chosen
+    limit = (
+        lookup("workload", FASTER_TRANSFORMER_BATCH, workload) * deployment.kv_slots / DEPLOYMENTS["opt-13b"].kv_slots
+    )
+    # The batch limit stands for its memory, so the reservation must not bind before it does.
+    return replace(chosen, reservation=reserve_oracle).with_scheduler(max_num_seqs=max(1, round(limit)))
+
+
+_PAPERS_OWN = frozenset(SYSTEMS)
+
+
+def register(new: System) -> System:
+    """Make a system known by its name, so that experiments can be asked for it; registering it again replaces it.
+
+    UserError for the name of one of the paper's systems.
+    """
+    if new.name in _PAPERS_OWN:
+        raise UserError(
+            f"{new.name!r} is one of the paper's systems ({', '.join(sorted(_PAPERS_OWN))}); choose another name"
+        )
+    SYSTEMS[new.name] = new
+    return new
+
+
+def contiguous_system(name: str, reservation: Reservation, label: str | None = None) -> System:
+    """An Orca-style system with a reservation policy of your own: (request, max_model_len) -> output tokens."""
+    return System(name, label or name, _ORCA, reservation)

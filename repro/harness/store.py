@@ -1,0 +1,123 @@
+"""Files that are whole or absent: atomic writing, and the store of finished points.
+
+A finished point is one small JSON file named by its key. It is written to a temporary name, flushed to the disk and
+renamed, so a crash at any moment leaves either no file or a whole one, and two runs in one checkout do no harm. A
+checksum inside tells a truncated or hand-edited file, which then counts as missing: it is recomputed, never used.
+
+This module does not know how a key is made (repro.harness.keys) nor who computes the rows (repro.harness.workers).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from repro.engine.errors import UserError
+from repro.hashing import canonical_json, pretty_json, sha256_text, write_atomically
+
+Row = dict[str, "str | int | float | bool | None"]
+
+
+@contextmanager
+def locked(path: Path, wait: bool, about: str = "") -> Iterator[None]:
+    """Hold the lock file `path`, which goes with the process however it ends; `about` says in it who holds it.
+
+    With `wait` until another holder is done; else UserError that names the holder. Where the file system has no locks
+    it holds nothing: points are safe without, only summaries of two runs at once may then mix.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115
+    except OSError as error:
+        raise UserError(
+            f"cannot write to the folder {path.parent}: {error.strerror or error}; make it writable, or name another "
+            "one with REPRO_RESULTS_DIR"
+        ) from error
+    with file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            file.seek(0)
+            holder = " ".join(file.read(400).split()) or "not known"
+            raise UserError(
+                f"another run holds {path}: {holder}; wait until it is done, end it (finished points are kept), or "
+                "name other folders with REPRO_RESULTS_DIR and REPRO_FIGURES_DIR"
+            ) from None
+        except (ImportError, OSError):
+            pass
+        if about:
+            with suppress(OSError):  # a full disk; whoever needs the space will say so
+                file.truncate(0)
+                file.write(about)
+                file.flush()
+        yield
+
+
+def check_rows(returned: Any) -> list[Row]:
+    """One row or a list of rows, as a list of plain flat dictionaries.
+
+    NumPy scalars become Python numbers. Raises TypeError or ValueError naming the entry for anything that is not text,
+    a finite number, a truth value or None: a value that is not defined is None, never NaN.
+    """
+    rows = [returned] if isinstance(returned, Mapping) else returned
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+        raise TypeError(f"a point must return one row (a dict) or a list of rows, not {type(returned).__name__}")
+    return [{_name(name): _plain(name, value) for name, value in row.items()} for row in rows]
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"the names in a row must be text, not {name!r}")
+    return name
+
+
+def _plain(name: str, value: Any) -> str | int | float | bool | None:
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a NumPy or torch scalar
+        value = value.item()
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if not isinstance(value, float):
+        raise TypeError(
+            f"row entry {name!r} is a {type(value).__name__}; only text, numbers, truth values and None go in"
+        )
+    if not math.isfinite(value):
+        raise ValueError(f"row entry {name!r} is {value}; use None for a value that is not defined")
+    return float(value)
+
+
+@dataclass(frozen=True)
+class PointStore:
+    """The finished points of one experiment, one file each."""
+
+    folder: Path
+
+    def path(self, key: str) -> Path:
+        return self.folder / f"{key}.json"
+
+    def write(self, key: str, rows: list[Row], about: Mapping[str, Any]) -> None:
+        """Keep the rows of a finished point; `about` is what a reader may want to know (function, arguments,
+        machine)."""
+        content = {**about, "key": key, "rows": rows}
+        content["checksum"] = sha256_text(canonical_json(content))
+        write_atomically(self.path(key), pretty_json(content))
+
+    def read(self, key: str) -> dict[str, Any] | None:
+        """The kept content of a point (with "rows"), or None if it is absent or not exactly as it was written."""
+        try:
+            content = json.loads(self.path(key).read_bytes())
+            checksum = content.pop("checksum")
+            whole = checksum == sha256_text(canonical_json(content)) and content["key"] == key
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise UserError(f"cannot read {self.path(key)}: {error.strerror or error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return None
+        return content if whole else None

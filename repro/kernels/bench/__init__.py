@@ -1,1 +1,0 @@
-"""Measurements of the paged kernels on a GPU: `python -m repro.kernels.bench --out DIR` (docs/performance.md)."""

@@ -1,0 +1,20 @@
+"""The real executor: a transformers model over the paged K/V store, on a CPU or a GPU.
+
+    models      load a model and say what it needs
+    attention   the one function that transformers' attention layers call
+    kv_store    the pools, and CacheOps applied to them
+    pool        how large a pool to make
+    state       what is remembered of a request: its tokens
+    batch       SchedulerOutput -> arrays
+    model_runner   the forward pass; CUDA graphs for decoding
+    fuse        decoder layers through torch.compile
+    sampler     logits -> tokens
+    executor    ties them together behind Executor
+    llm         LLM, the face of all this
+
+Only this package and `repro.kernels` import torch.
+"""
+
+from repro.llm.llm import LLM, Generation, RequestResult, Sample, Statistics
+
+__all__ = ["LLM", "Generation", "RequestResult", "Sample", "Statistics"]

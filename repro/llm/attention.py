@@ -1,0 +1,164 @@
+"""Paged attention as transformers sees it: one function, registered under the name `IMPLEMENTATION`.
+
+A model runs on flattened tokens [1, total]: first one token of each decoding sequence, then the chunks of prompts. Each
+attention layer calls `paged_attention` with the projected queries, keys and values; it writes K and V into the layer's
+pool and attends through the block tables that came in as the keyword `paged`. No mask and no cache object is built. The
+work is one operator, so that torch.compile sees a single opaque call, with tensors only (plain numbers that change from
+step to step would make it compile again): the sizes travel as a small CPU tensor.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from repro import kernels
+from repro.engine.errors import UserError
+
+IMPLEMENTATION = "repro_paged"
+
+
+class PagedInputs(NamedTuple):
+    """What attention has to know about a batch. The first `sizes[0]` sequences decode, the others run a chunk of
+    prompt.
+
+    slots         int64 [tokens]             where each token's K and V go; -1: nowhere (padding)
+    block_table   int32 [sequences, blocks]  physical blocks in logical order
+    context_lens  int32 [sequences]          tokens to attend to, the newest included
+    cu_chunks     int32 [chunks + 1]         first token of each chunk, counted from the first chunk
+    sizes         int64 [3], on the CPU      decoding sequences; upper bounds of their contexts and of a chunk
+    workspace     int32 zeros                scratch of the decode kernel
+    """
+
+    slots: Tensor
+    block_table: Tensor
+    context_lens: Tensor
+    cu_chunks: Tensor
+    sizes: Tensor
+    workspace: Tensor
+
+
+def _paged_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    block_table: Tensor,
+    context_lens: Tensor,
+    cu_chunks: Tensor,
+    sizes: Tensor,
+    workspace: Tensor,
+    scale: float,
+) -> Tensor:
+    """q [tokens, heads, dim], k and v [tokens, kv_heads, dim] -> attended [tokens, heads, dim]."""
+    kernels.write_kv(k, v, k_cache, v_cache, slots)
+    decodes, decode_context, chunk = sizes.tolist()
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if decodes:
+        kernels.paged_decode_attention(
+            q[:decodes],
+            k_cache,
+            v_cache,
+            block_table[:decodes],
+            context_lens[:decodes],
+            scale,
+            decode_context,
+            out=out[:decodes],
+            workspace=workspace,
+        )
+    if chunk:
+        kernels.paged_prefill_attention(
+            q[decodes:],
+            k_cache,
+            v_cache,
+            block_table[decodes:],
+            context_lens[decodes:],
+            cu_chunks,
+            scale,
+            chunk,
+            out=out[decodes:],
+        )
+    return out
+
+
+def _shape_of_attended(q: Tensor, *others: object) -> Tensor:
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device)
+
+
+# Registered by hand: torch.library.custom_op would add some 50 us of the host's time to every layer's call.
+_LIBRARY = torch.library.Library("repro", "DEF")
+_LIBRARY.define(
+    "paged_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, Tensor "
+    "block_table, Tensor context_lens, Tensor cu_chunks, Tensor sizes, Tensor(c!) workspace, float scale) -> Tensor"
+)
+_LIBRARY.impl("paged_attention", _paged_attention, "CompositeExplicitAutograd")
+torch.library.register_fake("repro::paged_attention", _shape_of_attended, lib=_LIBRARY)
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    scaling: float | None = None,
+    *,
+    paged: PagedInputs | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **unused: object,
+) -> tuple[Tensor, None]:
+    """query [1, heads, tokens, dim], key and value [1, kv_heads, tokens, dim] -> [1, tokens, heads, dim].
+
+    `scaling` is taken as given (OPT scales its queries itself and passes 1). The layer's pools are its attributes
+    `k_cache` and `v_cache` (see `attach`).
+    """
+    if paged is None:
+        raise UserError(
+            "a model loaded for the paged engine needs its block tables; run it through TorchExecutor or LLM"
+        )
+    if sliding_window is not None:
+        raise UserError(f"sliding-window attention (window {sliding_window}) is not supported by the paged kernels")
+    if softcap is not None or s_aux is not None:
+        raise UserError("attention with capped logits or with sinks is not supported by the paged kernels")
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = torch.ops.repro.paged_attention(
+        q,
+        k,
+        v,
+        module.k_cache,
+        module.v_cache,
+        paged.slots,
+        paged.block_table,
+        paged.context_lens,
+        paged.cu_chunks,
+        paged.sizes,
+        paged.workspace,
+        scale,
+    )
+    return out.unsqueeze(0), None
+
+
+AttentionInterface.register(IMPLEMENTATION, paged_attention)
+
+
+def attach(model: nn.Module, caches: list[Tensor]) -> None:
+    """Give each attention layer its pools: `caches` alternates K and V, layer by layer."""
+    for module in model.modules():
+        index = getattr(module, "layer_idx", None)
+        if index is not None:
+            module.k_cache, module.v_cache = caches[2 * index], caches[2 * index + 1]
+
+
+def detach(model: nn.Module) -> None:
+    """Let go of the pools, so that they can be freed."""
+    for module in model.modules():
+        if hasattr(module, "k_cache"):
+            del module.k_cache, module.v_cache

@@ -1,0 +1,297 @@
+"""Runs SchedulerOutput for real: moves blocks, runs the model, chooses tokens, and says who stopped.
+
+On a GPU, when nothing in a batch depends on its tokens (no stop tokens, no beams), a step is only queued and the one
+before it is waited for, so that the host prepares a step while the GPU runs another; scheduling is the same either way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repro.engine.errors import UserError
+from repro.engine.executor import Executor, ParentChoices, StepResult
+from repro.engine.memory import KVCacheManager, PagedKVCacheManager
+from repro.engine.scheduler import SchedulerOutput
+from repro.engine.sequence import Request, SamplingParams, SequenceGroup
+from repro.llm.attention import attach
+from repro.llm.batch import Batch, BatchBuilder, Chunks, GroupRows
+from repro.llm.kv_store import KVStore
+from repro.llm.model_runner import ModelRunner
+from repro.llm.models import LoadedModel
+from repro.llm.sampler import BeamStep, SamplingPlan, advance_beams, logprobs, sample
+from repro.llm.state import RequestState
+from repro.llm.transfer import download, upload
+
+
+@dataclass(slots=True)
+class _Step:
+    """An iteration that is queued on the device: its tokens and log-probabilities on their way to the host."""
+
+    batch: Batch
+    tokens: Tensor
+    logprobs: Tensor | None
+    beams: list[tuple[GroupRows, BeamStep]]
+    done: torch.cuda.Event | None
+
+
+def within_memory(work: Callable[[], Any], doing: str) -> Any:
+    """`work()`; UserError if the GPU's memory does not suffice."""
+    try:
+        return work()
+    except torch.OutOfMemoryError as error:
+        reason = str(error).splitlines()[0]
+    # Raised out here, or the error would hold on to all that the failed step has allocated.
+    raise UserError(f"out of GPU memory {doing}: use a smaller K/V pool or a lower max_num_batched_tokens ({reason})")
+
+
+class TorchExecutor(Executor):
+    """One model, one pool, one memory manager. Give each request its prompt with `submit` before the engine sees it.
+
+    Results appear in `finished` by request id; `flush` first, so that the last step's are there. `with_logprobs` also
+    keeps each token's log-probability under the model.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        manager: KVCacheManager,
+        store: KVStore,
+        *,
+        max_num_seqs: int = 256,
+        with_logprobs: bool = True,
+        graphs: bool = True,
+        compiled: bool = False,
+    ) -> None:
+        self.loaded, self.store = loaded, store
+        self.with_logprobs = with_logprobs
+        self.queues_ahead = loaded.device.type == "cuda"
+        self._max_num_seqs = max_num_seqs
+        width = manager.cdiv(loaded.config.max_model_len)
+        self.runner = ModelRunner(loaded, manager.block_size, max_num_seqs, width, graphs, compiled)
+        self.reset(manager)
+
+    def reset(self, manager: KVCacheManager, beams: ParentChoices | None = None) -> None:
+        """Begin anew with another manager of the same pool; whatever was running is given up.
+
+        With `beams`, beams continue where it says and not where the model would: with random weights, all is computed
+        as always and as much is shared as by the model that was recorded (see repro.simulate.beams). The model is given
+        this executor's pool: several executors may share a model, but only the one begun last runs.
+        """
+        attach(self.loaded.model, self.store.caches)
+        self.manager, self._replayed_beams = manager, beams
+        self.builder = BatchBuilder(manager, self._max_num_seqs, manager.cdiv(self.loaded.config.max_model_len))
+        self.finished: dict[int, RequestState] = {}
+        self._submitted: dict[int, RequestState] = {}
+        self._prefixes: dict[str, np.ndarray] = {}
+        self.waited_s = 0.0  # for the device; what else a step takes is the host's own time
+        self._plan: SamplingPlan | None = None
+        self._queued: list[_Step] = []
+
+    # Requests
+
+    def submit(self, request: Request, token_ids: Items[int] | np.ndarray) -> None:
+        """The prompt of a request. UserError if it cannot be run: too long, unknown tokens, not its declared prefix."""
+        prompt = np.asarray(token_ids, np.int64)
+        limit, vocabulary = self.loaded.config.max_model_len, self.loaded.model.config.vocab_size
+        name = f"request {request.request_id}"
+        if len(prompt) != request.prompt_tokens or not len(prompt):
+            raise UserError(
+                f"{name}: {len(prompt)} token ids for a prompt of {request.prompt_tokens}; need as many, at least 1"
+            )
+        if len(prompt) + request.output_tokens > limit:
+            raise UserError(
+                f"{name}: {len(prompt)} + {request.output_tokens} tokens exceed the {limit} that "
+                f"{self.loaded.config.name} can take; shorten the prompt or max_tokens"
+            )
+        if prompt.min() < 0 or prompt.max() >= vocabulary:
+            raise UserError(
+                f"{name}: token ids must be from 0 to {vocabulary - 1}, not {prompt.min()} to {prompt.max()}"
+            )
+        prefix = self._prefixes.get(request.prefix_id, prompt[:0])
+        if not np.array_equal(prompt[: len(prefix)], prefix):
+            raise UserError(f"{name}: its prompt does not begin with the stored prefix {request.prefix_id!r} it names")
+        self._submitted[request.request_id] = RequestState(request, prompt)
+
+    def store_prefix(self, prefix_id: str, token_ids: Items[int] | np.ndarray) -> int:
+        """Compute and keep a shared prefix (§4.4). Returns the tokens that are shared: whole blocks."""
+        if not isinstance(self.manager, PagedKVCacheManager):
+            raise UserError("a shared prefix needs paged memory; use the system 'vllm'")
+        count = self.manager.store_prefix(prefix_id, len(token_ids))
+        prefix = self._prefixes[prefix_id] = np.asarray(token_ids, np.int64)[:count]
+        if count:
+            table = np.array(self.manager.prefix_blocks(prefix_id), np.int32)
+            positions, size = np.arange(count), self.manager.block_size
+            slots = table[positions // size].astype(np.int64) * size + positions % size
+            chunks = Chunks(
+                np.array([0]),
+                np.array([count], np.int32),
+                np.array([0, count], np.int32),
+                prefix,
+                positions,
+                slots,
+                np.array([0]),
+            )
+            nobody = RequestState(Request(-1, 0.0, count, 1, SamplingParams(temperature=0)), prefix).sequences
+            empty = np.zeros(0, np.int32)
+            batch = Batch([], nobody, [], 0, np.array([-1]), empty, empty, np.ones(1, bool), table[None], chunks, 1)
+            self.flush()
+            self.builder.forget()
+            self.runner.load(batch, np.zeros(1, np.int64))
+            within_memory(lambda: self.runner.prefill(batch), f"for a prefix of {count} tokens")
+        return count
+
+    # One iteration
+
+    def execute(self, output: SchedulerOutput) -> StepResult:
+        start = time.perf_counter()
+        result = within_memory(
+            lambda: self._execute(output),
+            f"in an iteration of {output.num_decode_seqs} sequences and {output.num_prefill_tokens} prompt tokens",
+        )
+        seconds = time.perf_counter() - start
+        result.durations_s = [seconds / output.num_iterations] * output.num_iterations
+        return result
+
+    def _execute(self, output: SchedulerOutput) -> StepResult:
+        result = StepResult([])
+        self.store.apply(output.cache_ops)
+        for prefill in output.prefills:
+            self._admit(prefill.group)
+        batch = self.builder.build(output)
+        if not batch.rows:
+            self.flush()
+            return result
+        if batch.source is not None or self._plan is None:
+            self._plan = SamplingPlan.of(batch.rows, can_stop=bool(self.loaded.eos))
+        self.runner.load(batch, self._host_tokens(batch))
+        if batch.num_iterations > 1 and self._plan.waits:
+            raise ValueError("iterations in which a sequence may stop or a beam may fork cannot be run together")
+        for iteration in range(batch.num_iterations):
+            logits = self.runner.prefill(batch) if batch.chunks else self.runner.decode(batch)
+            self._queued.append(self._choose(batch, logits, iteration))
+        ahead = self.queues_ahead and not self._plan.waits
+        while len(self._queued) > ahead:
+            self._settle(self._queued.pop(0), result)
+        return result
+
+    def flush(self) -> None:
+        """Wait for everything queued; afterwards all tokens so far are known to the host."""
+        while self._queued:
+            self._settle(self._queued.pop(0), StepResult([]))
+
+    def _admit(self, group: SequenceGroup) -> None:
+        if group not in self.builder.states:
+            state = self._submitted.pop(group.request.request_id)
+            state.by_seq = dict(zip(group.seqs, state.sequences))
+            self.builder.states[group] = state
+
+    def _host_tokens(self, batch: Batch) -> np.ndarray:
+        """The newest tokens of rows that were not in the last batch (swapped in); 0 elsewhere.
+
+        Only the last step may still be queued, and a row that it did not have has all its tokens here already. For the
+        same reason a prompt can be recomputed without waiting.
+        """
+        tokens = np.zeros(len(batch.rows), np.int64)
+        if batch.source is not None:
+            for row in np.flatnonzero(batch.source[: batch.num_decodes] < 0):
+                tokens[row] = batch.rows[row].tokens[-1]
+        return tokens
+
+    def _choose(self, batch: Batch, logits: Tensor, iteration: int) -> _Step:
+        """The next token of every row, left in the runner's `token_ids` for the next step."""
+        plan, count = self._plan, len(batch.rows)
+        tokens = self.runner.token_ids[:count]
+        if not plan.all_greedy:
+            stored = batch.context_lens
+            if batch.chunks:
+                stored = np.concatenate([stored, batch.chunks.context_lens[batch.chunks.logits_of]])
+            tokens.copy_(sample(logits, plan, stored - plan.prompt_tokens + iteration))
+        beams = self._advance_beams(batch, logits, tokens) if plan.has_beams else []
+        chosen = logprobs(logits, tokens) if self.with_logprobs else None
+        tokens, chosen = download(tokens), None if chosen is None else download(chosen)
+        done = torch.cuda.Event() if self.loaded.device.type == "cuda" else None
+        if done is not None:
+            done.record()
+        return _Step(batch, tokens, chosen, beams, done)
+
+    def _advance_beams(self, batch: Batch, logits: Tensor, tokens: Tensor) -> list[tuple[GroupRows, BeamStep]]:
+        """The steps of all groups of beams, those of one width together; their tokens are put into `tokens`."""
+        if logits.is_cuda:
+            self._wait_for(torch.cuda.current_stream())
+        by_width: dict[int, list[GroupRows]] = {}
+        for rows in batch.groups:
+            if rows.group.is_beam and batch.live[rows.first]:
+                by_width.setdefault(rows.count, []).append(rows)
+        found = []
+        for width, groups in by_width.items():
+            places = upload(np.add.outer([rows.first for rows in groups], np.arange(width)), logits.device)
+            steps = advance_beams([rows.state for rows in groups], logits[places])
+            tokens[places] = upload(np.array([step.tokens for step in steps]), logits.device)
+            found += zip(groups, steps)
+        return found
+
+    # After it has run
+
+    def _wait_for(self, queued: torch.cuda.Event | torch.cuda.Stream) -> None:
+        start = time.perf_counter()
+        queued.synchronize()
+        self.waited_s += time.perf_counter() - start
+
+    def _settle(self, step: _Step, result: StepResult) -> None:
+        """Hand out a step's tokens; note who stopped and which beams moved."""
+        if step.done is not None:
+            self._wait_for(step.done)
+        batch, eos = step.batch, self.loaded.eos
+        tokens = step.tokens.tolist()
+        values = step.logprobs.tolist() if step.logprobs is not None else None
+        for rows, beam in step.beams:
+            self._settle_beams(rows, beam, result)
+        for rows in batch.groups:
+            if rows.group.is_beam:
+                continue
+            request = rows.state.request
+            for index in range(rows.first, rows.first + rows.count):
+                if not batch.live[index]:
+                    continue
+                row = batch.rows[index]
+                row.tokens.append(tokens[index])
+                if values is not None:
+                    row.logprobs.append(values[index])
+                if len(row.tokens) == request.output_tokens:
+                    self._end(rows.state)
+                elif tokens[index] in eos and not request.sampling.ignore_eos:
+                    row.stopped = True
+                    self._end(rows.state)
+                    result.stopped.append((rows.group, batch.seqs[index]))
+
+    def _settle_beams(self, rows: GroupRows, beam: BeamStep, result: StepResult) -> None:
+        state, parents = rows.state, beam.parents
+        histories = [(row.tokens, row.logprobs) for row in state.sequences]
+        step = (
+            len(histories[0][0]) - 1
+        )  # the prompt's iteration gave the first token; decoding steps are counted from there
+        if self._replayed_beams is not None and step >= 0:
+            parents = self._replayed_beams.parents(state.request.request_id, rows.count, step) or list(
+                range(rows.count)
+            )
+        for row, parent, token, value in zip(state.sequences, parents, beam.tokens, beam.logprobs):
+            tokens, values = histories[parent]
+            row.tokens, row.logprobs = [*tokens, token], [*values, value]
+        if len(state.sequences[0].tokens) == state.request.output_tokens:
+            for _ in state.sequences:
+                self._end(state)
+        elif parents != list(range(rows.count)):
+            result.parents[rows.group] = parents
+
+    def _end(self, state: RequestState) -> None:
+        state.num_unfinished -= 1
+        if not state.num_unfinished:
+            self.finished[state.request.request_id] = state

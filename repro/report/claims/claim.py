@@ -1,0 +1,141 @@
+"""A claim as its data file states it, a judgement as an experiment returns it, and the verdict between the two."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from repro.report import paper
+from repro.report.claims.rules import Rule, Tree, Verdict, at, leaves, worst
+
+KINDS = ("exact", "trace", "memory", "serving", "kernel")
+EVIDENCE = ("exact", "measured", "recorded", "replayed", "modelled")  # from the strongest to the weakest
+_FILES = ("paper.yaml", "later.yaml")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim. `value` is a number, a word, or nested dicts and lists of them; `judge` maps each of its top-level
+    keys to a rule ("" for all of it). ValueError where the data file is inconsistent."""
+
+    id: str
+    where: str
+    kind: str
+    says: str
+    value: Tree
+    unit: str
+    rule: str
+    judge: Mapping[str, Rule]
+    printed: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"claim {self.id}: kind {self.kind!r} is not one of {KINDS}")
+        if "" not in self.judge and set(self.judge) != set(self.value):
+            raise ValueError(f"claim {self.id}: rules for {sorted(self.judge)}, value has {sorted(self.value)}")
+        if all(rule.type == "input" for rule in self.judge.values()):
+            raise ValueError(f"claim {self.id}: all of its keys are inputs")
+
+    def rule_of(self, path: tuple[str, ...]) -> Rule:
+        return self.judge.get("") or self.judge[path[0]]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What one experiment found for one claim.
+
+    `ours` has the keys of the claim's value, in the same unit, or some of them (another experiment may add the rest; a
+    key that is None or missing is "not run"). `interval` has the same shape with [low, high] in place of each number:
+    the spread over seeds or readings. ValueError for an unknown evidence, and for a number that is not finite.
+    """
+
+    claim_id: str
+    ours: Tree
+    evidence: str
+    interval: Tree = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.evidence not in EVIDENCE:
+            raise ValueError(f"claim {self.claim_id}: evidence {self.evidence!r} is not one of {EVIDENCE}")
+        object.__setattr__(self, "ours", plain(self.ours))
+        object.__setattr__(self, "interval", plain(self.interval))
+
+
+def plain(tree: Tree) -> Tree:
+    """JSON's own types: keys as text, whole numbers as they are, others to six significant digits.
+
+    Rounding hides what the last bits of a sum may differ in between machines. ValueError for anything else.
+    """
+    if isinstance(tree, Mapping):
+        return {str(key): plain(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [plain(value) for value in tree]
+    if hasattr(tree, "item"):  # a numpy scalar
+        tree = tree.item()
+    if isinstance(tree, float):
+        if not math.isfinite(tree):
+            raise ValueError(f"{tree} is not a value that can be judged")
+        return int(tree) if tree.is_integer() else float(f"{tree:.6g}")
+    if tree is None or isinstance(tree, (bool, int, str)):
+        return tree
+    raise ValueError(f"{tree!r} ({type(tree).__name__}) is not a value that can be judged")
+
+
+def load() -> dict[str, Claim]:
+    """All claims by id, in the order of their files."""
+    import yaml
+
+    entries = [
+        entry
+        for name in _FILES
+        for entry in yaml.safe_load(resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))
+    ]
+    claims = {entry["id"]: _claim(entry) for entry in entries}
+    if len(claims) != len(entries):
+        raise ValueError("two claims have the same id")
+    return claims
+
+
+def _claim(entry: dict[str, Any]) -> Claim:
+    entry = dict(entry)
+    if "curves" in entry:
+        entry["value"] = _drawn_crossings(**entry.pop("curves"))
+    entry["value"] = plain(entry["value"])
+    judge = entry["judge"]
+    rules = {"": judge} if "type" in judge else judge
+    entry["judge"] = {str(key): Rule.parse(rule) for key, rule in rules.items()}
+    entry["printed"] = None if entry.get("printed") is None else str(entry["printed"])
+    return Claim(**entry)
+
+
+def _drawn_crossings(figure: str, apart: str | None = None) -> Tree:
+    """panel -> system -> req/s where the drawn curve reaches 0.5 s/token; with `apart` that system is a table of its
+    own: {"crossings": panel -> system -> rate, apart: panel -> rate}."""
+    panels = paper.crossings(figure, 0.5)
+    if apart is None:
+        return panels
+    others = {
+        panel: {name: rate for name, rate in systems.items() if name != apart} for panel, systems in panels.items()
+    }
+    return {"crossings": others, apart: {panel: systems[apart] for panel, systems in panels.items()}}
+
+
+def judge_entry(claim: Claim, ours: Tree) -> tuple[Verdict, Tree]:
+    """The claim's verdict and those of its keys, in the shape of its value.
+
+    `ours` is judged by the claim's rules; a key that is missing or None is "not run". ValueError if `ours` has a key
+    that the claim does not have: such a judgement would otherwise be lost in silence.
+    """
+    ours = plain(ours)
+    known = {path for path, _ in leaves(claim.value)}
+    if stray := [path for path, leaf in leaves(ours) if leaf is not None and path not in known]:
+        raise ValueError(f"claim {claim.id} has no key {'.'.join(stray[0])!r}; its value is {claim.value!r}")
+    if "" in claim.judge:
+        verdicts = claim.judge[""].tree(claim.value, ours)
+    else:
+        verdicts = {key: claim.judge[key].tree(value, at(ours, (key,))) for key, value in claim.value.items()}
+    return worst([verdict for _, verdict in leaves(verdicts)]), verdicts

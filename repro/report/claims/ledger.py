@@ -1,0 +1,143 @@
+"""claims.json: every claim, what each experiment contributed to it, and the verdict that follows.
+
+An entry keeps the contributions of its experiments, so that one experiment can be judged again without touching the
+others and the keys of several add up; all the other fields follow from the claim and these contributions. Where two
+experiments give the same key, the one that fares worse counts. The file has no clock and no path in it: equal
+judgements give equal bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repro.engine.errors import UserError
+from repro.report.claims.claim import EVIDENCE, Claim, Judgement, judge_entry, load
+from repro.report.claims.rules import Tree, Verdict, at, deviation, is_number, leaves
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FILE_NAME = "claims.json"
+_SEVERITY = list(Verdict)
+
+
+def record(judgements: Iterable[Judgement], experiment: str, directory: Path) -> pd.DataFrame:
+    """Merge an experiment's judgements into `directory`/claims.json and return the entries they touch as a table.
+
+    Earlier contributions of this experiment are dropped first. Raises KeyError for an unknown claim and ValueError for
+    a claim judged twice or for keys that the claim does not have (all bugs), UserError for a broken ledger file.
+    """
+    import pandas as pd
+
+    claims = load()
+    fresh: dict[str, Judgement] = {}
+    for judgement in judgements:
+        if judgement.claim_id in fresh:
+            raise ValueError(f"{experiment} judges claim {judgement.claim_id} twice")
+        judge_entry(claims[judgement.claim_id], judgement.ours)
+        fresh[judgement.claim_id] = judgement
+    contributions = {
+        entry["id"]: {part["experiment"]: part for part in entry["contributions"] if part["experiment"] != experiment}
+        for entry in read(directory)
+    }
+    for claim_id, judgement in fresh.items():
+        contributions[claim_id][experiment] = {
+            "experiment": experiment,
+            "evidence": judgement.evidence,
+            "ours": judgement.ours,
+            "interval": judgement.interval,
+            "note": judgement.note,
+        }
+    entries = [
+        _entry(claim, [parts for _, parts in sorted(contributions[claim.id].items())]) for claim in claims.values()
+    ]
+    _write(directory / FILE_NAME, entries)
+    columns = ["id", "where", "evidence", "paper", "ours", "interval", "verdict", "note"]
+    return pd.DataFrame(
+        [{name: entry[name] for name in columns} for entry in entries if entry["id"] in fresh], columns=columns
+    )
+
+
+def read(directory: Path) -> list[dict[str, Any]]:
+    """The entries of `directory`/claims.json, one for each known claim; all "not run" where there is no file yet."""
+    path = directory / FILE_NAME
+    claims = load()
+    stored: dict[str, list[dict[str, Any]]] = {}
+    if path.exists():
+        try:
+            stored = {entry["id"]: entry["contributions"] for entry in json.loads(path.read_text(encoding="utf-8"))}
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{path} is not a claims ledger ({error}); delete it and run the experiments again"
+            ) from None
+    return [_entry(claim, stored.get(claim.id, [])) for claim in claims.values()]
+
+
+def _entry(claim: Claim, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The ledger's entry for a claim, from what the experiments contributed."""
+    chosen = {path: _worst_part(claim, path, value, parts) for path, value in leaves(claim.value)}
+
+    def pick(field: str, tree: Tree, path: tuple[str, ...] = ()) -> Tree:
+        if isinstance(tree, dict):
+            return {key: pick(field, value, (*path, key)) for key, value in tree.items()}
+        if isinstance(tree, list):
+            return [pick(field, value, (*path, str(index))) for index, value in enumerate(tree)]
+        return at(chosen[path][field], path) if chosen[path] else None
+
+    ours = pick("ours", claim.value)
+    interval = pick("interval", claim.value)
+    verdict, verdicts = judge_entry(claim, ours)
+    used = [part for part in parts if any(part is other for other in chosen.values())]
+    notes = [part["note"] for part in used if part["note"]] + _misses(claim, ours)
+    return {
+        "id": claim.id,
+        "where": claim.where,
+        "kind": claim.kind,
+        "says": claim.says,
+        "evidence": max((part["evidence"] for part in used), key=EVIDENCE.index, default=None),
+        "printed": claim.printed,
+        "paper": claim.value,
+        "ours": ours if used else None,
+        "interval": interval if any(leaf is not None for _, leaf in leaves(interval)) else None,
+        "unit": claim.unit,
+        "rule": claim.rule,
+        "verdict": verdict,
+        "verdicts": verdicts,
+        "note": " ".join(notes),
+        "experiment": ", ".join(part["experiment"] for part in used) or None,
+        "contributions": parts,
+    }
+
+
+def _worst_part(claim: Claim, path: tuple[str, ...], value: Tree, parts: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The contribution that counts for one key: of those that have it, the one that fares worst, else lies farthest."""
+
+    def badness(part: dict[str, Any]) -> tuple[int, float]:
+        ours = at(part["ours"], path)
+        return _SEVERITY.index(claim.rule_of(path).leaf(value, ours)), abs(deviation(value, ours) or 0.0)
+
+    return max((part for part in parts if at(part["ours"], path) is not None), key=badness, default=None)
+
+
+def _misses(claim: Claim, ours: Tree) -> list[str]:
+    """A quorum allows a few misses: name each of them with its deviation."""
+    missed = [
+        f"{' '.join(path[1:])} {deviation(value, at(ours, path)):+.0f} %"
+        for path, value in leaves(claim.value)
+        if claim.rule_of(path).type == "quorum"
+        and is_number(at(ours, path))
+        and claim.rule_of(path).leaf(value, at(ours, path)) is Verdict.DIFFERS
+    ]
+    return [f"Outside: {', '.join(missed)}."] if missed else []
+
+
+def _write(path: Path, entries: list[dict[str, Any]]) -> None:
+    """Replace the file in one step, so that a reader or an interruption never meets half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    scratch.write_text(json.dumps(entries, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(scratch, path)

@@ -1,0 +1,139 @@
+"""Block tables of a run, as they were: recorded while it happens, and drawn like Fig. 6-9.
+
+    watch = BlockTables()
+    llm.generate(prompts, params, observers=[watch])
+    draw(watch.states, [0, 4, 8])
+
+One row per sequence, one cell per logical block; a cell shows its physical block, how far it is filled, and its
+reference count (a stored prefix counts as a holder). `draw_tables` is one panel of such a picture. This module sees
+managers and lengths; it knows no tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from repro.engine.loop import Engine, Observer
+from repro.engine.memory import PagedKVCacheManager
+from repro.engine.scheduler import SchedulerOutput
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_HOLDERS = ("#9CC7E8", "#5A9BD0", "#2F6FA8", "#17436F")  # 1, 2, 3, 4 or more sequences
+_CELL = 0.92  # width of a cell; the rest sets it apart from the next
+
+
+class Cell(NamedTuple):
+    """A logical block: its physical block, slots filled, reference count."""
+
+    physical: int
+    filled: int
+    holders: int
+
+
+@dataclass(frozen=True)
+class State:
+    """All block tables during one iteration, by sequence; empty blocks of a reservation are cells with nothing
+    filled."""
+
+    iteration: int
+    block_size: int
+    tables: dict[str, list[Cell]]
+
+    @property
+    def physical_blocks(self) -> int:
+        return len({cell.physical for cells in self.tables.values() for cell in cells})
+
+
+class BlockTables(Observer):
+    """Remembers the block tables of the iterations from `first` to `last` (numbers as in Event)."""
+
+    def __init__(self, first: int = 0, last: int = 999) -> None:
+        self.first, self.last = first, last
+        self.states: list[State] = []
+
+    def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
+        if not self.first <= output.iteration <= self.last:
+            return
+        manager, size = engine.scheduler.manager, engine.scheduler.manager.block_size
+        tables = {}
+        for group, stored in engine.scheduler.stored_lengths(output.iteration):
+            for seq in group.seqs:
+                tables[seq.seq_id] = [
+                    Cell(
+                        block,
+                        min(max(stored - index * size, 0), size),
+                        manager.gpu.ref_counts[block] if isinstance(manager, PagedKVCacheManager) else 1,
+                    )
+                    for index, block in enumerate(manager.block_table(seq))
+                ]
+        self.states.append(State(output.iteration, size, tables))
+
+
+def draw(states: Iterable[State], iterations: Iterable[int] | None = None, max_blocks: int = 12) -> Figure:
+    """One panel per iteration (all recorded ones unless named); tables are cut after `max_blocks` blocks."""
+    from repro.report import plotting
+
+    wanted = None if iterations is None else set(iterations)
+    chosen = [state for state in states if wanted is None or state.iteration in wanted]
+    width = min(max_blocks, max(len(cells) for state in chosen for cells in state.tables.values()))
+    tallest = max(len(state.tables) for state in chosen)
+    with plotting.house():
+        figure, axes = plotting.panels(
+            [f"Iteration {state.iteration}: {state.physical_blocks} physical blocks" for state in chosen],
+            columns=2,
+            width=max(4.0, 0.55 * width + 1.2),
+            height=0.42 * tallest + 0.5,
+        )
+        for axis, state in zip(axes, chosen):
+            draw_tables(axis, state.tables, state.block_size, width, tallest)
+        legend(figure)
+    return figure
+
+
+def legend(figure: Figure) -> None:
+    """What the cells of `draw_tables` mean, above the panels."""
+    from matplotlib.patches import Patch
+
+    labels = ("one", "two", "three", "four or more")
+    figure.legend(
+        handles=[Patch(facecolor=color, label=label) for color, label in zip(_HOLDERS, labels)],
+        ncols=4,
+        fontsize=9,
+        title_fontsize=9,
+        loc="outside upper center",
+        title="Number: physical block. Filled part: slots in use. Colour and \u00d7: how many hold it",
+    )
+
+
+def draw_tables(axis: Axes, tables: Mapping[str, list[Cell]], block_size: int, width: int, height: int) -> None:
+    """Block tables as rows of cells, on a panel with room for `width` blocks and `height` sequences."""
+    for row, cells in enumerate(tables.values()):
+        for column, cell in enumerate(cells[:width]):
+            color = _HOLDERS[min(cell.holders, len(_HOLDERS)) - 1]
+            axis.barh(row, _CELL * cell.filled / block_size, 0.76, left=column, color=color)
+            axis.barh(row, _CELL, 0.76, left=column, facecolor="none", edgecolor="#888888", linewidth=0.8)
+            if block_size <= 8:  # few enough to be counted
+                slots = [column + _CELL * slot / block_size for slot in range(1, block_size)]
+                axis.vlines(slots, row + 0.24, row + 0.38, color="#888888", linewidth=0.8)
+            dark = cell.holders > 2 and 2 * cell.filled > block_size
+            axis.text(
+                column + _CELL / 2,
+                row,
+                f"{cell.physical}" + (f" \u00d7{cell.holders}" if cell.holders > 1 else ""),
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="white" if dark else "#222222",
+            )
+    axis.set(
+        xlim=(-0.05, width), ylim=(height - 0.4, -0.6), xticks=[], yticks=range(len(tables)), yticklabels=list(tables)
+    )
+    axis.tick_params(left=False)
+    axis.grid(visible=False)
+    for spine in axis.spines.values():
+        spine.set_visible(False)

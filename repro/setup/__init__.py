@@ -1,0 +1,1 @@
+"""Set-up of the environment and what this machine can run; standard library only."""

@@ -1,0 +1,68 @@
+"""What a run ran on: versions, commit, processor, graphics processors, time and command."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import repro
+
+_LIBRARIES = ("numpy", "pandas", "matplotlib", "joblib", "torch", "triton", "transformers")
+
+
+def _output_of(*command: str) -> str | None:
+    """What a helper program prints, or None if it is absent, fails or hangs."""
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _cpu_model() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found.group(1) if found else platform.processor() or platform.machine()
+
+
+def _version(library: str) -> str | None:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def machine() -> dict[str, Any]:
+    """The code and machine of this process: versions, commit, processor, graphics processors, UTC time, command.
+
+    `git` and `nvidia-smi` are asked if they are there; without them those entries are None.
+    """
+    checkout = str(Path(repro.__file__).resolve().parent.parent)
+    status = _output_of("git", "-C", checkout, "status", "--porcelain")
+    gpus = _output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    return {
+        "version": repro.__version__,
+        "commit": _output_of("git", "-C", checkout, "rev-parse", "HEAD"),
+        "uncommitted_changes": None if status is None else bool(status),
+        "python": platform.python_version(),
+        "libraries": {library: _version(library) for library in _LIBRARIES},
+        "platform": platform.platform(),
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "gpus": gpus.splitlines() if gpus else None,
+        "utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": os.environ.get("REPRO_COMMAND") or shlex.join(sys.argv),
+    }

@@ -1,0 +1,1 @@
+"""Virtual time: cost models, the executor that runs nothing, recorded beams, one serving run as one call."""

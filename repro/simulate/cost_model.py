@@ -1,0 +1,65 @@
+"""How long an iteration takes, as a linear model: what it charges for. How much is data (see `profiles`).
+
+    iteration = fixed + per_seq x sequences + per_group x groups + per_context_token x context tokens
+                + max(0, per_prefill_token x prompt tokens - weight_read)
+                + copy_per_block x blocks copied + swap_per_block x blocks swapped
+
+Prompts and decodes share one iteration, hence one pass over the weights. While the weights stream in, the arithmetic
+units are nearly idle: a prompt costs only what its arithmetic takes beyond that time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from repro.engine.errors import UserError
+from repro.engine.memory.interface import OpKind
+from repro.engine.scheduler import SchedulerOutput
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Seconds per unit, by the formula above. `name` says on which machine, and goes into every row as its device."""
+
+    name: str
+    fixed_s: float
+    per_seq_s: float
+    per_group_s: float
+    per_context_token_s: float
+    per_prefill_token_s: float
+    weight_read_s: float
+    copy_per_block_s: float
+    swap_per_block_s: float
+
+    def __post_init__(self) -> None:
+        for field in fields(self)[1:]:
+            value = getattr(self, field.name)
+            if not 0 <= value < float("inf"):
+                raise UserError(
+                    f"cost model {self.name}: {field.name} = {value} must be finite and not negative (seconds)"
+                )
+        if self.fixed_s <= 0:
+            raise UserError(f"cost model {self.name}: fixed_s = {self.fixed_s}, but an iteration must take some time")
+
+    def constant_s(self, output: SchedulerOutput) -> float:
+        """Seconds of an iteration, except for reading the context of its decoding sequences."""
+        num_seqs = output.num_decode_seqs + len(output.prefills)
+        num_groups = len(output.decodes) + len(output.prefills)
+        seconds = (
+            self.fixed_s
+            + self.per_seq_s * num_seqs
+            + self.per_group_s * num_groups
+            + max(0.0, self.per_prefill_token_s * output.num_prefill_tokens - self.weight_read_s)
+        )
+        if output.cache_ops:
+            copies = sum(op.kind is OpKind.COPY for op in output.cache_ops)
+            swaps = len(output.cache_ops) - copies
+            seconds += copies * self.copy_per_block_s + swaps * self.swap_per_block_s
+        return seconds
+
+    def step_times(self, output: SchedulerOutput) -> Iterator[float]:
+        """Seconds of the output's iterations, without end: from one to the next each sequence grows by a token."""
+        constant, context = self.constant_s(output), output.context_tokens
+        while True:
+            yield constant + self.per_context_token_s * context
+            context += output.num_decode_seqs

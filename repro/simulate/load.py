@@ -1,0 +1,284 @@
+"""One serving run and what is counted in it, the same for the real engine and for its prediction.
+
+A run has a window: what happens before it is warm-up and counts for nothing. In a saturated run all requests are there
+at the start and the run ends with the window, so the queue is never empty. In a latency run requests arrive at random
+(§6.1) until the window ends, and those that arrived within it are served to their end.
+
+No device is known here; an executor and a clock are handed in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from repro.engine.clock import Clock, VirtualClock
+from repro.engine.config import Deployment, check_block_size, lookup
+from repro.engine.errors import UserError
+from repro.engine.executor import Executor, ParentChoices
+from repro.engine.loop import Engine, Observer, Outcome
+from repro.engine.memory import KVCacheManager
+from repro.engine.scheduler import Batching, PreemptionMode, Scheduler, SchedulerOutput
+from repro.engine.sequence import Request, SamplingParams
+from repro.engine.systems import System, system, system_for
+from repro.simulate.beams import KINDS, recording
+from repro.simulate.executor import SimulatedExecutor
+from repro.simulate.metrics import PIECES, BatchAverage, UsageSamples, normalized_latency_s
+from repro.simulate.serve import requests_of
+from repro.simulate.step_times import StepTimes
+from repro.workloads import Trace, make_trace
+from repro.workloads.translation import translation_trace
+
+#: what there is to measure (repro.bench.serving.plan), as the first part of a point's key
+POINTS = ("saturated", "recompute", "generate", "steps", "latency", "sharing", "prefix", "blocks")
+BLOCK_SIZE = 16
+TRANSLATION = "translation"
+#: name of the prefix that all of a run's prompts begin with
+PREFIX = "shared"
+PREEMPTIONS = ("recompute", "swap")
+#: CPU blocks for a pool's blocks; a saturated pool of the paper's has at most 0.53 of itself swapped out (blocks of
+#: 256, six samples)
+SWAP_SHARE = 0.6
+#: requests per second of window that no system here can keep up with, so that a saturated queue never empties
+FLOOD = {"sharegpt": 60.0, "alpaca": 400.0, TRANSLATION: 800.0}
+#: equal parts of the window, whose spread gives the interval of its throughput
+NUM_PARTS = 5
+_T_95 = 2.776  # Student's t for NUM_PARTS means
+#: a latency run ends at this multiple of its window's end: beyond saturation it would take as long as its backlog
+END = 4
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+
+
+@dataclass(frozen=True)
+class Load:
+    """`rate` in req/s, None for a saturated run; the window lies from `warm_s` to `stop_s` (s); `n` sequences a
+    request, samples or, with `beams`, a beam search; no request is longer than `max_model_len` tokens.
+
+    `prefix_tokens`: translation's prompts all begin with as many (§6.4). `block_size` in tokens. `preemption`: always
+    by this way (§4.5), None for the system's own rule."""
+
+    system: str
+    workload: str
+    rate: float | None
+    warm_s: float
+    stop_s: float
+    seed: int = 0
+    n: int = 1
+    max_model_len: int = 2048
+    beams: bool = False
+    prefix_tokens: int = 0
+    block_size: int = BLOCK_SIZE
+    preemption: str | None = None
+
+    def __post_init__(self) -> None:
+        lookup("workload", FLOOD, self.workload)
+        if not 0 <= self.warm_s < self.stop_s < math.inf:
+            raise UserError(f"a window from {self.warm_s} to {self.stop_s} s is none; need 0 <= warm_s < stop_s")
+        if self.prefix_tokens and self.workload != TRANSLATION:
+            raise UserError(
+                f"prefix_tokens = {self.prefix_tokens}: prompts of {self.workload} share none; only those of "
+                f"{TRANSLATION} do"
+            )
+        if self.preemption not in (None, *PREEMPTIONS):
+            raise UserError(f"unknown preemption {self.preemption!r}; known: {', '.join(PREEMPTIONS)}")
+        check_block_size(self.block_size)
+        if self.beams:
+            lookup("workload of recorded beams", KINDS, self.workload)
+            self.parents.parents(0, self.n, 0)
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Load:
+        """The run that a row was measured in, as repro.bench.kept reads it."""
+        others = {"n": 1, "max_model_len": cls.max_model_len, "prefix_tokens": 0, "block_size": BLOCK_SIZE}
+        return cls(
+            row["system"],
+            row["workload"],
+            row["rate"],
+            row["warm_s"],
+            row["stop_s"],
+            row["seed"],
+            **{name: row.get(name) or default for name, default in others.items()},
+            beams=bool(row.get("beams")),
+            preemption=row.get("preemption"),
+        )
+
+    @property
+    def kind(self) -> str:
+        return "saturated" if self.rate is None else "latency"
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The requests. A saturated run's are all there at the start."""
+        rate = FLOOD[self.workload] if self.rate is None else self.rate
+        if self.workload == TRANSLATION:
+            trace = translation_trace(
+                self.prefix_tokens, rate, self.stop_s, self.seed, max_model_len=self.max_model_len
+            )
+        else:
+            trace = make_trace(self.workload, rate, self.stop_s, self.seed, max_model_len=self.max_model_len)
+        return trace if self.rate is not None else replace(trace, arrival_s=np.zeros(len(trace)))
+
+    @property
+    def end_s(self) -> float:
+        """When the run is ended, whatever has not finished."""
+        return self.stop_s if self.rate is None else END * self.stop_s
+
+    @property
+    def requests(self) -> list[Request]:
+        """Greedy, or random samples or beams if there are several; each exactly as long as the trace says."""
+        several = self.n > 1
+        sampling = SamplingParams(
+            n=self.n,
+            temperature=float(several and not self.beams),
+            use_beam_search=several and self.beams,
+            ignore_eos=True,
+        )
+        return list(requests_of(self.trace, sampling, PREFIX if self.prefix_tokens else None))
+
+    @property
+    def parents(self) -> ParentChoices | None:
+        """Where beams continue: replayed from a real model, as lengths are (see `beams`); None without beams."""
+        return recording(KINDS[self.workload]) if self.beams else None
+
+    def system_on(self, deployment: Deployment) -> System:
+        chosen = system_for(self.system, deployment, self.workload)
+        return chosen if self.preemption is None else chosen.with_scheduler(preemption=PreemptionMode(self.preemption))
+
+    @property
+    def stored_prefix_tokens(self) -> int:
+        """Tokens that are stored once for all requests before the first one; the Orcas can share nothing."""
+        return self.prefix_tokens if system(self.system).reservation is None else 0
+
+    def manager_on(self, deployment: Deployment) -> KVCacheManager:
+        blocks = deployment.num_blocks(self.block_size)
+        return self.system_on(deployment).manager(blocks, self.block_size, self.max_model_len, int(SWAP_SHARE * blocks))
+
+
+class Window(Observer):
+    """Useful tokens in equal parts of the window, iterations, and preemptions (§6.1: tokens of finished members that a
+    static batch computes along are not useful). An iteration over an edge counts by the share of its time; in virtual
+    time none beyond it are advanced together with those before."""
+
+    def __init__(self, start_s: float, stop_s: float) -> None:
+        self.edges = np.linspace(start_s, stop_s, NUM_PARTS + 1)
+        self.next_s = start_s
+        self.tokens = np.zeros(NUM_PARTS)
+        self.prompt_tokens = self.iterations = 0.0
+        self.waiting_at_start = self.waiting = 0
+        self._before: int | None = None
+        self.preemptions = 0
+
+    def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
+        now, scheduler = engine.clock.now, engine.scheduler
+        self.next_s = next((edge for edge in self.edges if edge > now), math.inf)
+        if now <= self.edges[0] or start_s >= self.edges[-1]:
+            return
+        if self._before is None:
+            self._before, self.waiting_at_start = (
+                scheduler.num_preemptions,
+                len(scheduler.waiting) + len(scheduler.swapped),
+            )
+        useful = output.num_decode_seqs
+        if scheduler.config.batching is Batching.REQUEST:
+            useful = sum(
+                len(group.seqs)
+                for group in output.decodes
+                if group.num_generated(output.iteration) < group.request.output_tokens
+            )
+        useful += sum(len(prefill.group.seqs) for prefill in output.prefills)
+        within = np.clip(np.minimum(now, self.edges[1:]) - np.maximum(start_s, self.edges[:-1]), 0, None)
+        share = within / (now - start_s)
+        self.tokens += useful * output.num_iterations * share
+        self.iterations += output.num_iterations * share.sum()
+        self.prompt_tokens += output.num_prefill_tokens * share.sum()
+        self.preemptions = scheduler.num_preemptions - self._before
+        self.waiting = len(scheduler.waiting) + len(scheduler.swapped)
+
+    @property
+    def rates(self) -> np.ndarray:
+        """Useful tokens/s in each part."""
+        return self.tokens / np.diff(self.edges)
+
+
+def run(
+    load: Load,
+    deployment: Deployment,
+    executor: Executor,
+    clock: Clock,
+    manager: KVCacheManager,
+    requests: list[Request],
+) -> dict[str, Any]:
+    """Serve the load; what the window saw, as one flat row (units in the names; pool pieces are shares of the pool)."""
+    scheduler = Scheduler(manager, load.system_on(deployment).scheduler)
+    window, batch = Window(load.warm_s, load.stop_s), BatchAverage(load.warm_s, load.stop_s)
+    usage = UsageSamples(load.warm_s, load.stop_s, interval_s=0.1)
+    engine = Engine(scheduler, executor, clock, [window, batch, usage])
+    outcomes = engine.run(requests, load.end_s)
+    mean, half = window.rates.mean(), _T_95 * window.rates.std(ddof=1) / math.sqrt(NUM_PARTS)
+    finished = [outcome for outcome in outcomes if load.warm_s <= outcome.finish_s < load.stop_s]
+    return {
+        "kind": load.kind,
+        "system": load.system,
+        "workload": load.workload,
+        "rate": load.rate,
+        "warm_s": load.warm_s,
+        "stop_s": load.stop_s,
+        "seed": load.seed,
+        "n": load.n,
+        "max_model_len": load.max_model_len,
+        "trace_hash": load.trace.hash,
+        "tokens_per_s": mean,
+        "tokens_per_s_low": mean - half,
+        "tokens_per_s_high": mean + half,
+        "beams": int(load.beams),
+        "prefix_tokens": load.prefix_tokens,
+        "block_size": load.block_size,
+        "preemption": load.preemption,
+        "finished_rate": mean / (load.n * load.trace.output_tokens.mean()),
+        "num_finished": len(finished),
+        "mean_batch": None if math.isnan(batch.mean) else batch.mean,
+        "iterations": window.iterations,
+        "prompt_tokens_per_s": window.prompt_tokens / (load.stop_s - load.warm_s),
+        "preemptions": window.preemptions,
+        "saving": usage.saving if usage.samples else None,
+        **{piece: usage.mean(piece) if usage.samples else None for piece in PIECES},
+        **_latency(load, outcomes),
+        "mark": _mark(load, window, outcomes),
+    }
+
+
+def _latency(load: Load, outcomes: list[Outcome]) -> dict[str, Any]:
+    """Mean normalized latency (s/token) of the requests that arrived in the window; a lower bound if some had not
+    finished by the run's end (in virtual time the last iterations may lead beyond it)."""
+    if load.rate is None:
+        return {"latency_s_per_token": None, "num_unfinished": 0}
+    asked = [outcome for outcome in outcomes if outcome.request.arrival_s >= load.warm_s]
+    unfinished = [outcome for outcome in asked if not outcome.finish_s <= load.end_s]
+    for outcome in unfinished:
+        outcome.finish_s = load.end_s
+    return {"latency_s_per_token": normalized_latency_s(asked) if asked else None, "num_unfinished": len(unfinished)}
+
+
+def _mark(load: Load, window: Window, outcomes: list[Outcome]) -> str:
+    """steady; queue ran empty (saturated runs); overloaded (the queue grew by a tenth of what arrived: what latency
+    there is would be higher in a longer run); or too short (fewer than 40 requests arrived in the window)."""
+    arrived = sum(load.warm_s <= outcome.request.arrival_s < load.stop_s for outcome in outcomes)
+    if load.rate is None:
+        return "steady" if window.waiting else "queue ran empty"
+    if window.waiting - window.waiting_at_start > 0.1 * arrived:
+        return "overloaded"
+    return "steady" if arrived >= 40 else "too short"
+
+
+def predict(load: Load, deployment: Deployment, steps: StepTimes) -> dict[str, Any]:
+    """The same run in virtual time: scheduler and memory decide as always, `steps` says how long they take."""
+    manager = load.manager_on(deployment)
+    if load.stored_prefix_tokens:
+        manager.store_prefix(PREFIX, load.stored_prefix_tokens)
+    row = run(load, deployment, SimulatedExecutor(steps, load.parents), VirtualClock(), manager, load.requests)
+    return row | {"evidence": "modelled", "device": steps.name}

@@ -1,0 +1,102 @@
+"""Cost models from data: the calibrated A100 of 2023, and what a datasheet alone would promise.
+
+`a100-2023` reads repro/simulate/a100-2023.yaml, in which every number names its source. `datasheet` knows only the
+vendor's rates (repro.engine.config.DEVICES): an iteration reads all weights and the context once, and prompts run at
+the full matrix rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from repro.engine.config import GB, MODELS, Deployment, lookup
+from repro.engine.errors import UserError
+from repro.simulate.cost_model import CostModel
+
+PROFILES = ("a100-2023", "datasheet")
+
+
+@cache
+def a100_2023() -> Mapping[str, Any]:
+    """The profile's numbers as they stand in its file."""
+    return yaml.safe_load(resources.files("repro.simulate").joinpath("a100-2023.yaml").read_text(encoding="utf-8"))
+
+
+def context_splits() -> tuple[str, ...]:
+    """Ways to divide Fig. 1's slope between sequences and context tokens; the first one is what curves use."""
+    return tuple(a100_2023()["context_splits"])
+
+
+def cost_model(
+    profile: str,
+    deployment: Deployment,
+    block_size: int = 16,
+    *,
+    anchor: str | None = None,
+    split: str = "sequence",
+    prefill_efficiency: float | None = None,
+    anchor_ms: float | None = None,
+    per_request_ms: float = 0.0,
+    beam_search: bool = False,
+) -> CostModel:
+    """The cost model of a deployment under a named profile.
+
+    `anchor` names a panel of Fig. 12, such as "opt-13b/sharegpt", whose anchor is added to the fixed cost (`anchor_ms`
+    gives its value directly); `split` and `prefill_efficiency` (share of the datasheet's matrix rate) change the two
+    assumptions. `per_request_ms` moves as much of the cost of a sequence to its request, which matters where requests
+    have several sequences. `beam_search` adds what its steps cost. All six only mean something for "a100-2023".
+    UserError for unknown names and impossible values."""
+    if profile not in PROFILES:
+        raise UserError(f"unknown cost profile {profile!r}; known: {', '.join(PROFILES)}")
+    device, model, gpus = deployment.device, deployment.model, deployment.num_gpus
+    block_bytes = block_size * model.kv_bytes_per_token / gpus
+    weight_read_s = model.weight_bytes / gpus / device.bytes_per_s
+    context_s = model.kv_bytes_per_token / gpus / device.bytes_per_s
+    flops_per_s = gpus * device.flops_per_s
+    if profile == "datasheet":
+        return CostModel(
+            f"datasheet-{device.name}",
+            weight_read_s,
+            0.0,
+            0.0,
+            context_s,
+            model.flops_per_token / flops_per_s,
+            weight_read_s,
+            2 * block_bytes / device.bytes_per_s,
+            block_bytes / device.link_bytes_per_s,
+        )
+    data = a100_2023()
+    decode = data["decode"]
+    efficiency = data["prefill_efficiency"] if prefill_efficiency is None else prefill_efficiency
+    if not 0 < efficiency <= 1:
+        raise UserError(
+            f"prefill_efficiency = {efficiency} must be above 0 and at most 1, a share of the datasheet's rate"
+        )
+    if anchor_ms is None:
+        anchor_ms = 0.0 if anchor is None else lookup("split", lookup("anchor", data["anchors_ms"], anchor), split)
+    per_token_ms = min(
+        lookup("split", data["context_splits"], split) * 1e3 * context_s,
+        decode["per_seq_ms"] / decode["context_tokens"],
+    )
+    per_seq_ms = max(0.0, decode["per_seq_ms"] - per_token_ms * decode["context_tokens"])
+    if not 0 <= per_request_ms <= per_seq_ms:
+        raise UserError(f"per_request_ms = {per_request_ms} must be from 0 to the {per_seq_ms:.4f} ms of a sequence")
+    if beam_search:
+        anchor_ms += data["beam_step_ms"]
+    layers = model.num_layers / MODELS[decode["model"]].num_layers
+    transfer_s = layers * sum(data["swap_ms_per_block"].values()) / 2 / 1e3  # what is swapped out comes in again
+    return CostModel(
+        "a100-2023",
+        (decode["fixed_ms"] * layers + anchor_ms) / 1e3,
+        (per_seq_ms - per_request_ms) / 1e3,
+        per_request_ms / 1e3,
+        per_token_ms / 1e3,
+        model.flops_per_token / (flops_per_s * efficiency),
+        weight_read_s,
+        2 * block_bytes / device.bytes_per_s,
+        block_bytes / (data["link_gb_per_s"] * GB) + transfer_s,
+    )

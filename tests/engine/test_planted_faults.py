@@ -1,0 +1,276 @@
+"""Faults planted into the memory managers and the scheduler: the random runs of fuzz.py notice every one of them.
+
+A check that nothing can fail is no check. Each fault is one that a person could make; the search has as many runs to
+find it as the suite makes without it, and what it finds is made small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from fuzz import fault, first_failure, smallest
+
+from repro.engine.memory import CacheOp, ContiguousKVCacheManager, OpKind, PagedKVCacheManager
+from repro.engine.memory.block_allocator import BlockAllocator
+from repro.engine.memory.buddy import BuddyAllocator
+from repro.engine.scheduler import Scheduler, SchedulerOutput
+from repro.engine.sequence import Sequence, SequenceGroup
+
+RUNS = 800
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+PLANTED: dict[str, Patch] = {}
+
+
+def planted(patch: Patch) -> Patch:
+    PLANTED[patch.__name__.replace("_", " ")] = patch
+    return patch
+
+
+# Block allocator and block tables
+
+
+@planted
+def a_shared_block_is_written_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def append(self: PagedKVCacheManager, group: SequenceGroup, num_tokens: int) -> list[CacheOp]:
+        if (num_tokens - 1) % self.block_size == 0:
+            for seq in group.seqs:
+                self._tables[seq].append(self.gpu.allocate())
+        return []
+
+    monkeypatch.setattr(PagedKVCacheManager, "append_slots", append)
+
+
+@planted
+def the_copy_on_write_is_not_issued(monkeypatch: pytest.MonkeyPatch) -> None:
+    append = PagedKVCacheManager.append_slots
+    monkeypatch.setattr(PagedKVCacheManager, "append_slots", lambda *arguments: append(*arguments)[1:])
+
+
+@planted
+def a_block_is_free_although_others_refer_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def release(self: BlockAllocator, blocks: list[int]) -> None:
+        for block in blocks:
+            if self.ref_counts[block]:
+                self.ref_counts[block] = 0
+                self._free.append(block)
+
+    monkeypatch.setattr(BlockAllocator, "release_many", release)
+
+
+@planted
+def a_fork_does_not_count_its_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork = PagedKVCacheManager.fork
+
+    def forked(self: PagedKVCacheManager, *arguments: object) -> list[CacheOp]:
+        share, self.gpu.share = self.gpu.share, lambda block, holders=1: None
+        try:
+            return fork(self, *arguments)
+        finally:
+            self.gpu.share = share
+
+    monkeypatch.setattr(PagedKVCacheManager, "fork", forked)
+
+
+@planted
+def the_last_block_of_a_sequence_is_never_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def free(self: PagedKVCacheManager, seq: Sequence) -> None:
+        self.gpu.release_many(self._tables.pop(seq)[:-1])
+
+    monkeypatch.setattr(PagedKVCacheManager, "free_sequence", free)
+
+
+@planted
+def the_watermark_is_forgotten_at_admission(monkeypatch: pytest.MonkeyPatch) -> None:
+    def can(self: PagedKVCacheManager, group: SequenceGroup, num_tokens: int) -> bool:
+        return self.blocks_needed(group, num_tokens) <= self.num_free_blocks
+
+    monkeypatch.setattr(PagedKVCacheManager, "can_allocate", can)
+
+
+@planted
+def every_request_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PagedKVCacheManager, "fits", lambda self, group: True)
+
+
+@planted
+def a_diverged_group_shares_its_whole_prompt_when_it_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = PagedKVCacheManager._layout
+
+    def shared(self: PagedKVCacheManager, group: SequenceGroup, num_tokens: int) -> tuple[int, int, int]:
+        prefix, common, own = layout(self, group, num_tokens)
+        return (prefix, common + 1, own - 1) if own else (prefix, common, own)
+
+    monkeypatch.setattr(PagedKVCacheManager, "_layout", shared)
+
+
+# Swapping
+
+
+@planted
+def swap_space_is_taken_for_endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PagedKVCacheManager, "can_swap_out", lambda self, group: True)
+
+
+@planted
+def a_swap_in_forgets_the_room_for_the_next_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    def can(self: PagedKVCacheManager, group: SequenceGroup, num_tokens: int) -> bool:
+        return len(self._movable_blocks(group)) <= self.num_free_blocks
+
+    monkeypatch.setattr(PagedKVCacheManager, "can_swap_in", can)
+
+
+@planted
+def copies_are_made_before_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = Scheduler.schedule
+
+    def sorted_ops(self: Scheduler) -> SchedulerOutput:
+        output = schedule(self)
+        output.cache_ops.sort(key=lambda op: op.kind is not OpKind.COPY)
+        return output
+
+    monkeypatch.setattr(Scheduler, "schedule", sorted_ops)
+
+
+@planted
+def swapped_blocks_come_back_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    swap_in = PagedKVCacheManager.swap_in
+
+    def reversed_targets(self: PagedKVCacheManager, group: SequenceGroup) -> list[CacheOp]:
+        ops = swap_in(self, group)
+        return [op._replace(dst=other.dst) for op, other in zip(ops, ops[::-1])]
+
+    monkeypatch.setattr(PagedKVCacheManager, "swap_in", reversed_targets)
+
+
+# Contiguous memory
+
+
+@planted
+def a_buddy_merges_with_one_that_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = BuddyAllocator.release
+
+    def merged(self: BuddyAllocator, start: int) -> None:
+        size = self._sizes[start]
+        release(self, start)
+        if size < self.max_chunk and start in self._free[size] and start % (2 * size) == 0:
+            del self._free[size][start]
+            self._free[2 * size][start] = None
+
+    monkeypatch.setattr(BuddyAllocator, "release", merged)
+
+
+@planted
+def the_prompt_is_not_copied_to_the_other_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ContiguousKVCacheManager, "spread_prompt", lambda self, group, num_tokens: [])
+
+
+@planted
+def copies_that_wait_for_the_next_iteration_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scheduler, "_copy_later", lambda self, group, copies: None)
+
+
+# The scheduler
+
+
+@planted
+def the_earliest_is_driven_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    preempt = Scheduler._preempt
+
+    def earliest(self: Scheduler, victim: SequenceGroup, *others: object) -> None:
+        preempt(self, min(self.running, key=lambda group: group.request.request_id), *others)
+
+    monkeypatch.setattr(Scheduler, "_preempt", earliest)
+
+
+@planted
+def a_short_request_overtakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    admit = Scheduler._admit
+
+    def shortest_first(self: Scheduler, output: SchedulerOutput) -> None:
+        self.waiting = type(self.waiting)(sorted(self.waiting, key=lambda group: group.request.output_tokens))
+        admit(self, output)
+
+    monkeypatch.setattr(Scheduler, "_admit", shortest_first)
+
+
+@planted
+def requests_start_while_others_are_swapped_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = Scheduler.schedule
+
+    def blind(self: Scheduler) -> SchedulerOutput:
+        swapped, self.swapped = self.swapped, []
+        output = schedule(self)
+        self.swapped = sorted(swapped + self.swapped, key=lambda group: group.request.request_id)
+        return output
+
+    monkeypatch.setattr(Scheduler, "schedule", blind)
+
+
+@planted
+def a_preempted_request_loses_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    preempt = Scheduler._preempt
+
+    def lossy(self: Scheduler, victim: SequenceGroup, *others: object) -> None:
+        preempt(self, victim, *others)
+        victim.offset += 1
+
+    monkeypatch.setattr(Scheduler, "_preempt", lossy)
+
+
+@planted
+def requests_end_one_token_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Early(dict):
+        def pop(self, iteration: int, *default: object) -> object:
+            return super().pop(iteration + 1, *default) if default == ((),) else super().pop(iteration, *default)
+
+    init = Scheduler.__init__
+
+    def made(self: Scheduler, *arguments: object) -> None:
+        init(self, *arguments)
+        self._finish_at = Early()
+
+    monkeypatch.setattr(Scheduler, "__init__", made)
+
+
+@planted
+def iterations_are_advanced_together_past_the_last_free_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    def extend(self: Scheduler, output: SchedulerOutput, max_iterations: int) -> None:
+        output.num_iterations = min(max_iterations, self._next_finish() - self.iteration)
+
+    monkeypatch.setattr(Scheduler, "extend", extend)
+
+
+@planted
+def the_queue_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    admit = Scheduler._admit
+
+    def lazy(self: Scheduler, output: SchedulerOutput) -> None:
+        if self.num_preemptions == 0:
+            admit(self, output)
+
+    monkeypatch.setattr(Scheduler, "_admit", lazy)
+
+
+@planted
+def a_refused_request_stays_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    add = Scheduler.add
+
+    def added(self: Scheduler, request: object) -> SequenceGroup:
+        try:
+            return add(self, request)
+        except ValueError:
+            self.waiting.append(SequenceGroup(request))
+            raise
+
+    monkeypatch.setattr(Scheduler, "add", added)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_search_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    PLANTED[name](monkeypatch)
+    failing = first_failure(range(RUNS))
+    assert failing is not None, f"{RUNS} random runs do not notice that {name}"
+    least = smallest(failing)
+    assert fault(least) is not None and len(least.asks) <= 4, least

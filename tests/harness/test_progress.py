@@ -1,0 +1,74 @@
+"""The progress line: what it says, and how often."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from repro.harness import progress
+from repro.harness.progress import Progress, duration
+
+
+class Stream(io.StringIO):
+    def __init__(self, live: bool) -> None:
+        super().__init__()
+        self._live = live
+
+    def isatty(self) -> bool:
+        return self._live
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_lines_come_every_few_seconds_and_time_left_follows_the_costs(clock: list[float]) -> None:
+    stream = Stream(live=False)
+    line = Progress("fig", total=10, kept=6, weight=20.0, stream=stream)
+    for weight in (10.0, 5.0, 4.0):
+        for _ in range(16):
+            clock[0] += 0.25
+            line.show()
+        line.advance(weight)
+    line.advance(1.0)
+    line.show()
+    line.close()
+    assert stream.getvalue().splitlines() == [
+        "fig: 6/10 points, 3.0 s elapsed, time left not known yet",
+        "fig: 7/10 points, 6.0 s elapsed, about 6.0 s left",
+        "fig: 8/10 points, 9.0 s elapsed, about 3.0 s left",
+        "fig: 8/10 points, 12 s elapsed, about 4.0 s left",
+        "fig: 10/10 points, 4 computed in 12 s",
+    ]
+
+
+def test_a_terminal_line_is_redrawn_in_place(clock: list[float]) -> None:
+    stream = Stream(live=True)
+    line = Progress("fig", total=2, kept=0, weight=2.0, stream=stream)
+    for _ in range(10):
+        clock[0] += 0.125
+        line.show()
+    line.close()
+    *redrawn, last = stream.getvalue().split("\r")[1:]
+    assert len(redrawn) == 5 and not any("\n" in text for text in redrawn)
+    assert last == "fig: 0/2 points, 2 missing\x1b[K\n"
+
+
+@pytest.mark.parametrize(
+    "seconds, words",
+    [
+        (0.04, "0.0 s"),
+        (9.9, "9.9 s"),
+        (12, "12 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 0 s"),
+        (185, "3 min 5 s"),
+        (7800, "2 h 10 min"),
+    ],
+)
+def test_durations(seconds: float, words: str) -> None:
+    assert duration(seconds) == words

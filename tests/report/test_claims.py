@@ -1,0 +1,314 @@
+"""The ledger: every claim present, every verdict earned, nothing lost or gained when judgements are merged."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from repro.engine.errors import UserError
+from repro.report import claims, paper
+from repro.report.claims import Claim, Judgement, Rule, Verdict, judge_entry
+from repro.report.claims.arithmetic import COMPUTE
+from repro.report.claims.rules import at, leaves, worst
+
+CLAIMS = claims.load()
+LEAVES = st.one_of(st.none(), st.booleans(), st.floats(-1e6, 1e6), st.integers(-(10**6), 10**6), st.text(max_size=3))
+
+
+def verdict(rule, paper_value, ours):
+    return Rule.parse(rule).leaf(paper_value, ours)
+
+
+def filled(tree, value):
+    """The tree with every leaf replaced by value(path, leaf)."""
+    if isinstance(tree, dict):
+        return {key: filled(item, lambda path, leaf, key=key: value((key, *path), leaf)) for key, item in tree.items()}
+    if isinstance(tree, list):
+        return [filled(item, lambda path, leaf, i=i: value((str(i), *path), leaf)) for i, item in enumerate(tree)]
+    return value((), tree)
+
+
+def perfect(claim):
+    """A judgement's `ours` that meets every rule of the claim."""
+
+    def value(path, leaf):
+        rule = claim.rule_of(path)
+        if rule.type == "predicate":
+            return True
+        if rule.type in ("below", "at-most"):
+            return rule.options.get("limit", leaf) * 0.5
+        return leaf
+
+    return filled(claim.value, value)
+
+
+# The data
+
+
+def test_all_claims_of_both_lists_are_there_in_order(reference_dir):
+    for _mine, reference in (("paper", "claims"), ("later", "more_claims")):
+        path = reference_dir / "paper" / f"{reference}.yaml"
+        for entry in yaml.safe_load(path.read_text()):
+            claim = CLAIMS[entry["id"]]
+            assert (claim.kind, claim.where) == (entry["kind"], entry.get("where", entry.get("source")))
+            theirs = dict(leaves(entry["value"]))
+            ours = dict(leaves(claim.value))
+            if claim.printed is None and not all(isinstance(leaf, str) for leaf in theirs.values()):
+                assert {path: ours[path] for path in theirs} == theirs, entry["id"]
+    assert len(CLAIMS) == 81
+
+
+def test_drawn_ratios_in_the_data_follow_from_the_drawn_curves():
+    rates = paper.crossings("fig12", 0.5)
+    for claim_id, other in (("rate-vs-oracle-sharegpt", "orca-oracle"), ("rate-vs-max-sharegpt", "orca-max")):
+        for model, ratio in CLAIMS[claim_id].value.items():
+            panel = rates[f"{model}/sharegpt"]
+            assert round(panel["vllm"] / panel[other], 2) == ratio
+    panel = rates["opt-175b/alpaca"]
+    assert CLAIMS["opt175b-alpaca-compute-bound"].value == {
+        other: round(panel["vllm"] / panel[other], 2) for other in ("orca-oracle", "orca-pow2")
+    }
+    panel = paper.crossings("fig17", 0.5)["opt-13b/chatbot"]
+    assert CLAIMS["fig17-chatbot"].value == {
+        other: round(panel["vllm"] / panel[other], 2) for other in ("orca-max", "orca-pow2", "orca-oracle")
+    }
+
+
+def test_fig12_has_24_crossings_and_fastertransformer_apart():
+    value = CLAIMS["fig12-curves"].value
+    assert len(list(leaves(value["crossings"]))) == 24
+    assert len(list(leaves(value["faster-transformer"]))) == 6
+    assert all(isinstance(rate, float) for _, rate in leaves(value))
+
+
+def test_inconsistent_claims_are_refused():
+    def make(**changes):
+        fields = dict(
+            id="x", where="", kind="exact", says="", value={"a": 1}, unit="", rule="", judge={"a": Rule("equal", {})}
+        )
+        return Claim(**fields | changes)
+
+    make()
+    with pytest.raises(ValueError, match="kind"):
+        make(kind="guess")
+    with pytest.raises(ValueError, match="rules for"):
+        make(judge={"b": Rule("equal", {})})
+    with pytest.raises(ValueError, match="inputs"):
+        make(judge={"a": Rule("input", {})})
+
+
+# The rules
+
+
+@pytest.mark.parametrize(
+    "rule, paper_value, ours, expected",
+    [
+        ({"type": "equal"}, 5, 5.0, True),
+        ({"type": "equal"}, 5, 5.0001, False),
+        ({"type": "equal"}, 1, True, False),
+        ({"type": "printed-digits"}, 15.7, 15.728, True),
+        ({"type": "printed-digits"}, 15.7, 15.7501, False),
+        ({"type": "printed-digits"}, 26, 25.71, True),
+        ({"type": "printed-digits"}, 26, 25.49, False),
+        ({"type": "within", "percent": 5}, 20, 21, True),
+        ({"type": "within", "percent": 5}, 20, 18.99, False),
+        ({"type": "within", "percent": 5}, 0.0, 0.1, False),
+        ({"type": "within", "absolute": 3}, 0.0, 3.0, True),
+        ({"type": "within", "absolute": 3}, 0.0, -3.1, False),
+        ({"type": "within", "factor": 2}, 10, 5, True),
+        ({"type": "within", "factor": 2}, 10, 21, False),
+        ({"type": "within", "percent": 5}, 1, "1", False),
+        ({"type": "below"}, 4, 4, False),
+        ({"type": "below", "limit": 1.3}, "hardly", 1.29, True),
+        ({"type": "at-most"}, 15, 15, True),
+        ({"type": "at-most"}, 15, 16, False),
+        ({"type": "above", "limit": 90}, 97, 90, False),
+        ({"type": "inside", "low": 60, "high": 80}, 60, 80, True),
+        ({"type": "inside", "low": 60, "high": 80}, 60, 80.1, False),
+        ({"type": "predicate"}, "always", True, True),
+        ({"type": "predicate"}, "always", False, False),
+    ],
+)
+def test_rules(rule, paper_value, ours, expected):
+    assert verdict(rule, paper_value, ours) is (Verdict.REPRODUCED if expected else Verdict.DIFFERS)
+
+
+def test_a_predicate_needs_a_truth_value():
+    with pytest.raises(ValueError, match="True or False"):
+        verdict({"type": "predicate"}, "always", 1)
+
+
+@pytest.mark.parametrize(
+    "kind, expected",
+    [
+        ("report", Verdict.REPORTED),
+        ("contradictory", Verdict.CONTRADICTORY),
+        ("calibration", Verdict.CALIBRATION),
+        ("input", Verdict.INPUT),
+    ],
+)
+def test_rules_that_decide_nothing_never_say_reproduced(kind, expected):
+    assert verdict({"type": kind}, 1, 1) is expected
+    assert verdict({"type": kind}, 1, None) is Verdict.NOT_RUN
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"type": "close"},
+        {"type": "within"},
+        {"type": "within", "percent": 1, "absolute": 1},
+        {"type": "equal", "percent": 1},
+        {"type": "inside", "low": 1},
+    ],
+)
+def test_unknown_rules_and_options_are_refused(rule):
+    with pytest.raises(ValueError):
+        Rule.parse(rule)
+
+
+def test_a_quorum_allows_few_misses_and_none_far_off():
+    rule = Rule.parse({"type": "quorum", "percent": 10, "at_least": 3, "none_beyond_percent": 20})
+    paper_value = {"a": 1.0, "b": {"c": 1.0, "d": 1.0}, "e": 1.0}
+    assert rule.tree(paper_value, {"a": 1.0, "b": {"c": 1.1, "d": 0.85}, "e": 0.95}) is Verdict.REPRODUCED
+    assert rule.tree(paper_value, {"a": 1.0, "b": {"c": 1.15, "d": 0.85}, "e": 0.95}) is Verdict.DIFFERS
+    assert rule.tree(paper_value, {"a": 1.0, "b": {"c": 1.0, "d": 1.21}, "e": 1.0}) is Verdict.DIFFERS
+    assert rule.tree(paper_value, {"a": 1.0, "b": {"c": 1.0}, "e": 1.0}) is Verdict.NOT_RUN
+
+
+# From rules to claims
+
+
+@pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
+def test_no_claim_is_reproduced_with_a_key_missing(claim):
+    ours = perfect(claim)
+    full, _ = judge_entry(claim, ours)
+    decided = {rule.type for rule in claim.judge.values()} - {"report", "contradictory", "calibration", "input"}
+    undecided = {rule.type for rule in claim.judge.values()} & {"report", "contradictory", "calibration"}
+    assert (full is Verdict.REPRODUCED) == (bool(decided) and not undecided)
+    assert full not in (Verdict.DIFFERS, Verdict.NOT_RUN, Verdict.INPUT)
+    for missing, _ in leaves(claim.value):
+        partial = filled(claim.value, lambda path, leaf, gone=missing: None if path == gone else at(ours, path))
+        assert judge_entry(claim, partial)[0] is Verdict.NOT_RUN
+
+
+@pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_the_claim_takes_the_worst_of_its_keys(claim, data):
+    predicate = st.one_of(st.none(), st.booleans())
+    ours = filled(
+        claim.value, lambda path, leaf: data.draw(predicate if claim.rule_of(path).type == "predicate" else LEAVES)
+    )
+    total, verdicts = judge_entry(claim, ours)
+    parts = [part for _, part in leaves(verdicts)]
+    assert total is worst(parts)
+    if total is Verdict.REPRODUCED:
+        assert set(parts) <= {Verdict.REPRODUCED, Verdict.INPUT}
+        assert all(leaf is not None for _, leaf in leaves(ours))
+
+
+def test_a_key_that_the_claim_does_not_have_is_a_bug():
+    with pytest.raises(ValueError, match="no key 'orca-min'"):
+        judge_entry(CLAIMS["fig2-token-states"], {"orca-min": 20.0})
+    with pytest.raises(ValueError, match="no key"):
+        judge_entry(CLAIMS["fig2-token-states"], 20.0)
+
+
+def test_judgements_hold_plain_finite_numbers():
+    judged = Judgement("fig15-parallel-alpaca", {2: np.float64(6.123456789), 4: np.int64(8), 6: (1, 2)}, "replayed")
+    assert judged.ours == {"2": 6.12346, "4": 8, "6": [1, 2]}
+    assert type(judged.ours["2"]) is float and type(judged.ours["4"]) is int
+    with pytest.raises(ValueError):
+        Judgement("idle-slots", math.nan, "exact")
+    with pytest.raises(ValueError, match="evidence"):
+        Judgement("idle-slots", 1, "guessed")
+
+
+# The ledger
+
+
+def entries_of(folder):
+    return {entry["id"]: entry for entry in json.loads((folder / "claims.json").read_text())}
+
+
+def test_all_claims_are_there_from_the_start(tmp_path):
+    assert claims.record([], "none", tmp_path).empty
+    entries = entries_of(tmp_path)
+    assert list(entries) == list(CLAIMS)
+    assert {entry["verdict"] for entry in entries.values()} == {"not run"}
+    assert all(entry["ours"] is None and entry["experiment"] is None for entry in entries.values())
+
+
+def test_the_table_shows_the_touched_claims_and_the_file_their_details(tmp_path):
+    judgement = Judgement("waste-under-4-percent", 3.2, "replayed", interval=(3.1, 3.4), note="Why.")
+    table = claims.record([judgement], "fig02", tmp_path)
+    assert list(table["id"]) == ["waste-under-4-percent"] and list(table["verdict"]) == ["reproduced"]
+    entry = entries_of(tmp_path)["waste-under-4-percent"]
+    assert (entry["paper"], entry["ours"], entry["interval"]) == (4, 3.2, [3.1, 3.4])
+    assert (entry["evidence"], entry["experiment"], entry["note"]) == ("replayed", "fig02", "Why.")
+
+
+def test_keys_of_several_experiments_add_up_and_each_can_be_judged_again(tmp_path):
+    claim_id = "fig16-shared-prefix"
+    claims.record([Judgement(claim_id, {"1-shot-80": 1.7}, "modelled", {"1-shot-80": [1.6, 1.8]})], "one", tmp_path)
+    assert entries_of(tmp_path)[claim_id]["verdict"] == "not run"
+    claims.record([Judgement(claim_id, {"5-shot-341": 3.5}, "measured")], "five", tmp_path)
+    entry = entries_of(tmp_path)[claim_id]
+    assert entry["ours"] == {"1-shot-80": 1.7, "5-shot-341": 3.5}
+    assert entry["interval"] == {"1-shot-80": [1.6, 1.8], "5-shot-341": None}
+    assert (entry["verdict"], entry["evidence"], entry["experiment"]) == ("reproduced", "modelled", "five, one")
+    claims.record([Judgement(claim_id, {"5-shot-341": 9.9}, "measured")], "five", tmp_path)
+    assert entries_of(tmp_path)[claim_id]["verdict"] == "differs"
+    claims.record([], "five", tmp_path)
+    assert entries_of(tmp_path)[claim_id]["ours"] == {"1-shot-80": 1.7, "5-shot-341": None}
+
+
+def test_of_two_answers_to_one_key_the_worse_counts_in_either_order(tmp_path):
+    good, bad = Judgement("swap-bounded-by-gpu", True, "replayed"), Judgement("swap-bounded-by-gpu", False, "replayed")
+    for folder, order in ((tmp_path / "a", [("x", good), ("y", bad)]), (tmp_path / "b", [("y", bad), ("x", good)])):
+        for experiment, judgement in order:
+            claims.record([judgement], experiment, folder)
+        assert entries_of(folder)["swap-bounded-by-gpu"]["verdict"] == "differs"
+    assert (tmp_path / "a" / "claims.json").read_bytes() == (tmp_path / "b" / "claims.json").read_bytes()
+
+
+def test_recording_again_changes_no_byte_and_leaves_no_scratch(tmp_path):
+    judgements = [Judgement(claim_id, compute(), "exact") for claim_id, compute in COMPUTE.items()]
+    claims.record(judgements, "sums", tmp_path)
+    before = (tmp_path / "claims.json").read_bytes()
+    claims.record(judgements, "sums", tmp_path)
+    assert (tmp_path / "claims.json").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["claims.json"]
+
+
+def test_misses_that_a_quorum_allows_are_named(tmp_path):
+    value = CLAIMS["fig12-curves"].value
+    ours = filled(value, lambda path, rate: rate * (1.2 if path[1:] == ("opt-66b/alpaca", "vllm") else 1.0))
+    claims.record([Judgement("fig12-curves", ours, "modelled")], "fig12", tmp_path)
+    entry = entries_of(tmp_path)["fig12-curves"]
+    assert entry["note"] == "Outside: opt-66b/alpaca vllm +20 %."
+    assert entry["verdicts"]["crossings"] == "reproduced" and entry["verdict"] == "reported"
+
+
+def test_bugs_and_broken_files_are_refused(tmp_path):
+    with pytest.raises(KeyError):
+        claims.record([Judgement("no-such-claim", 1, "exact")], "x", tmp_path)
+    with pytest.raises(ValueError, match="twice"):
+        claims.record([Judgement("idle-slots", 1, "exact")] * 2, "x", tmp_path)
+    assert not (tmp_path / "claims.json").exists()
+    (tmp_path / "claims.json").write_text("[{]")
+    with pytest.raises(UserError, match="delete it"):
+        claims.record([], "x", tmp_path)
+
+
+# The arithmetic
+
+
+@pytest.mark.parametrize("claim_id", COMPUTE)
+def test_exact_claims_are_reproduced_by_their_sums(claim_id):
+    assert judge_entry(CLAIMS[claim_id], COMPUTE[claim_id]())[0] is Verdict.REPRODUCED
