@@ -1,6 +1,6 @@
 """An experiment as a notebook sees it: open it, compute its rows, draw them, judge them.
 
-    run = experiment.open("fig12_basic_sampling")
+    run = repro.open("fig12_basic_sampling")
     rows = run.rows()          # computes what is missing; what was ever finished is read back
     figures = run.draw(rows)   # PNG and SVG with their provenance inside
     run.judge(rows)            # verdicts on the paper's claims
@@ -15,34 +15,38 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from repro import hashing, paths
+from repro import paths
 from repro.engine.errors import UserError
 from repro.harness import keys
-from repro.harness.parameters import check_parameters, read_parameter_file
+from repro.harness.parameters import ParameterFile, Parameters, make_parameters, read_parameter_file
 from repro.harness.sources import Sources
 from repro.harness.store import PointStore, locked
-from repro.hashing import write_atomically
-from repro.report import embedding
-from repro.setup import machine
+from repro.harness.tables import Rows
+from repro.hashing import canonical_json, pretty_json, read_json, sha256_text, write_atomically
+from repro.report.embedding import FIGURE_FORMATS, figure_bytes
+from repro.setup.machine import machine
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from repro.report.claims import Judgement
+
 SCALES = ("paper", "smoke")
 #: An experiment that computes for less than this is computed again whenever its figures are verified.
 CHEAP_S = 5.0
-_STUDY_NAMES = ("Params", "points", "draw", "judge")
+_STUDY_NAMES = ("Params", "TABLES", "points", "draw", "judge")
 
 
 @dataclass(frozen=True)
 class Point:
-    """One independent piece of work: the call `function(**arguments)`, which returns one row or a list of rows.
+    """One independent piece of work: the call `function(**arguments)`, which returns one row or a list of rows of the
+    study's table `table`; without a table it returns a mapping, table -> rows.
 
     `weight` is its cost relative to the other points. A point marked `alone` measures wall-clock time: nothing else of
     the experiment runs beside it, and its threads are not limited.
@@ -50,6 +54,7 @@ class Point:
 
     function: Callable[..., Any]
     arguments: Mapping[str, Any]
+    table: str | None = None
     weight: float = 1.0
     alone: bool = False
 
@@ -69,21 +74,22 @@ class Point:
 def open(stem: str, scale: str = "paper", overrides: Mapping[str, Any] | None = None) -> Run:
     """The experiment `stem` with the parameters of its file, the scale's changes and the given overrides.
 
-    Raises UserError for an unknown experiment or scale, and for an unknown or mistyped parameter in any of the three,
-    before any work.
+    Raises UserError for an unknown experiment or scale, and for an unknown, missing or mistyped parameter in any of the
+    three, before any work.
     """
     if scale not in SCALES:
         raise UserError(f"unknown scale {scale!r}; known: {', '.join(SCALES)}")
+    file, study = parameter_file(stem), _study(stem)
+    given = overrides or {}
+    params = make_parameters(study.Params, file, scale, given)
+    variant = scale if not given or params == make_parameters(study.Params, file, scale, {}) else "custom"
+    return Run(stem, file, scale, study, params, paths.folders(variant))
+
+
+def parameter_file(stem: str) -> ParameterFile:
+    """The parameter file of an experiment. UserError if there is none, or it has a fault."""
     where = paths.folders()
-    path = where.experiments / f"{where.check_stem(stem)}.yaml"
-    title, params, smoke = read_parameter_file(path)
-    study = _study(stem)
-    params = check_parameters(study.Params, params, f"{path}, params")
-    smoke = check_parameters(study.Params, smoke, f"{path}, smoke")
-    given = check_parameters(study.Params, overrides or {}, "overrides")
-    usual = params | smoke if scale == "smoke" else params
-    variant = scale if usual | given == usual else "custom"
-    return Run(stem, title, scale, study, study.Params(**usual | given), paths.folders(variant))
+    return read_parameter_file(where.experiments / f"{where.check_stem(stem)}.yaml")
 
 
 def _study(stem: str) -> ModuleType:
@@ -105,34 +111,36 @@ class Run:
     """One experiment with its checked parameters. Made by `open`."""
 
     stem: str
-    title: str
+    file: ParameterFile = field(repr=False)
     scale: str
     study: ModuleType = field(repr=False)
-    params: Any
+    params: Parameters
     folders: paths.Folders = field(repr=False)
+
+    @property
+    def title(self) -> str:
+        return self.file.title
 
     @property
     def measures_time(self) -> bool:
         """Whether some of its rows are wall-clock measurements of this machine, which never come out equal twice."""
         return any(point.alone for point in self.study.points(self.params))
 
-    def rows(self) -> pd.DataFrame:
-        """Every point's rows, in the order of the study's points; computes and keeps those that are missing.
+    def rows(self) -> Rows:
+        """Every point's rows in named tables, in the order of the study's points; computes and keeps what is missing.
 
-        Also writes rows.csv and manifest.json. Raises UserError or PointError naming the point that failed, after all
-        others are finished and kept.
+        Also writes a CSV file for each table and manifest.json. Raises UserError or PointError naming the point that
+        failed, after all others are finished and kept.
         """
-        import pandas as pd
-
         from repro.harness.progress import Progress
         from repro.harness.workers import Task, compute, left_in_flight
 
-        store = PointStore(self.folders.of_points(self.stem))
+        store = self._store
         for label in left_in_flight(store.folder):
             print(f"{self.stem}: an earlier run was killed while it computed {label}", flush=True)
-        points = self._identified_points()
+        points = self.identified_points()
         kept = {key: content for key in points if (content := store.read(key)) is not None}
-        made = machine.machine()
+        made = machine()
         tasks = [
             Task(
                 key,
@@ -142,6 +150,7 @@ class Run:
                 point.weight,
                 point.alone,
                 {"function": identity.function, "arguments": identity.arguments, "code": identity.code, "made": made},
+                point.table,
             )
             for key, (identity, point) in points.items()
             if key not in kept
@@ -149,11 +158,32 @@ class Run:
         compute(tasks, store, Progress(self.stem, len(points), len(kept), sum(task.weight for task in tasks)))
         kept |= {task.key: store.read(task.key) for task in tasks}
         contents = [kept[key] for key in points]
-        rows = pd.DataFrame([row for content in contents for row in content["rows"]])
+        rows = Rows.collect((content["tables"] for content in contents), self.study.TABLES)
         self._write_results(rows, contents, made)
         return rows
 
-    def _identified_points(self) -> dict[str, tuple[keys.Identity, Point]]:
+    def plan(self) -> pd.DataFrame:
+        """The study's points, a line each: its table, call, share of all the work (%), and whether it is kept."""
+        import pandas as pd
+
+        points = self.identified_points()
+        total = sum(point.weight for _, point in points.values())
+        return pd.DataFrame(
+            {
+                "table": point.table,
+                "function": point.function.__name__,
+                **{name: _in_short(value) for name, value in point.arguments.items()},
+                "work (%)": round(100 * point.weight / total, 2),
+                "kept": self._store.path(key).is_file(),
+            }
+            for key, (_, point) in points.items()
+        )
+
+    @property
+    def _store(self) -> PointStore:
+        return PointStore(self.folders.of_points(self.stem))
+
+    def identified_points(self) -> dict[str, tuple[keys.Identity, Point]]:
         """The study's points by key, in its order; equal points count once."""
         sources = Sources()
         points: dict[str, tuple[keys.Identity, Point]] = {}
@@ -164,39 +194,50 @@ class Run:
             raise UserError(f"{self.stem} has nothing to compute with these parameters")
         return points
 
-    def draw(self, rows: pd.DataFrame) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> dict[str, Figure]:
         """The study's figures of these rows, each also saved as PNG and SVG that carry their provenance.
 
-        Beside them go the rows themselves, <experiment>.csv, and for each figure what it carries, with the parameters
-        in words, as <figure>.json: so figures that are kept can be checked and compared anywhere.
+        Beside them go the tables themselves, <experiment>.<table>.csv, and for each figure what it carries, with the
+        parameters in words, as <figure>.json: so figures that are kept can be checked and compared anywhere.
         """
         about = self._embedded(rows)
         figures = self.study.draw(rows, self.params)
-        rows_file = f"{self.stem}.csv"
-        write_atomically(self.folders.figures / rows_file, rows.rows_csv(rows))
+        files = rows.write(self.folders.figures, f"{self.stem}.")
+        tables = {name: {"file": files[name], **table} for name, table in rows.described().items()}
         for name, figure in figures.items():
             carried = {**about, "figure": name}
-            for file_format in embedding.FIGURE_FORMATS:
-                content = embedding.figure_bytes(figure, file_format, carried)
+            for file_format in FIGURE_FORMATS:
+                content = figure_bytes(figure, file_format, carried)
                 write_atomically(self.folders.figures / f"{name}.{file_format}", content)
-            kept = {"rows": rows_file, "cheap": self._is_cheap(), "parameters": self._parameters()}
-            write_atomically(self.folders.figures / f"{name}.json", hashing.pretty_json({**carried, **kept}))
-        self._update_manifest(figures=dict.fromkeys(sorted(figures), about["rows_hash"]))
+            kept = {"tables": tables, "cheap": self._is_cheap(), "parameters": self.described_parameters()}
+            write_atomically(self.folders.figures / f"{name}.json", pretty_json({**carried, **kept}))
+        manifest = read_json(self.manifest_path)
+        drawn = {"figures": dict.fromkeys(sorted(figures), about["rows_hash"])}
+        write_atomically(self.manifest_path, pretty_json({**manifest, **drawn}))
         return figures
 
     def _is_cheap(self) -> bool:
-        """Whether checking a figure can begin with computing all points: it takes little, and gives the same rows
-        again."""
-        return (
-            not self.measures_time
-            and hashing.read_json(self.manifest_path).get("seconds_of_computing", math.inf) < CHEAP_S
-        )
+        """Whether checking a figure can begin with computing all points: it takes little, and gives the same rows."""
+        seconds = read_json(self.manifest_path).get("seconds_of_computing", math.inf)
+        return not self.measures_time and seconds < CHEAP_S
 
-    def judge(self, rows: pd.DataFrame) -> pd.DataFrame:
+    def judgements(self, rows: Rows) -> list[Judgement]:
+        """What the rows say about the paper's claims, with the notes of the parameter file filled in.
+
+        Rows of other parameters than the paper's say nothing about its claims: then there are none.
+        """
+        found = self.study.judge(rows, self.params) if self.params.as_in_paper else []
+        notes = self.file.notes
+        return [
+            replace(one, note=notes[one.claim_id].strip().format(**one.facts)) if one.claim_id in notes else one
+            for one in found
+        ]
+
+    def judge(self, rows: Rows) -> pd.DataFrame:
         """The study's verdicts on the paper's claims, merged into claims.json beside the figures."""
         from repro.report import claims
 
-        judgements = self.study.judge(rows, self.params)
+        judgements = self.judgements(rows)
         # The ledger is read, changed and written: two runs at once must take turns.
         with locked(self.folders.points / ".cache" / "claims.lock", wait=True):
             return claims.record(judgements, experiment=self.stem, directory=self.folders.figures)
@@ -206,63 +247,49 @@ class Run:
         return self.folders.of_results(self.stem) / "manifest.json"
 
     def hashes(self) -> dict[str, str]:
-        """The hashes of the run's parameters and of the code that computes its points, from the checkout as it is
-        now."""
-        code = sorted({identity.code for identity, _ in self._identified_points().values()})
-        return {"parameters_hash": _hash(self._parameters()), "code_hash": _hash(code)}
+        """The hashes of the run's parameters and of the code that computes its points, from the checkout as it is."""
+        code = sorted({identity.code for identity, _ in self.identified_points().values()})
+        return {"parameters_hash": _hash(self.described_parameters()), "code_hash": _hash(code)}
 
-    def _parameters(self) -> dict[str, Any]:
-        return {entry.name: keys.describe(getattr(self.params, entry.name)) for entry in fields(self.params)}
+    def described_parameters(self) -> dict[str, Any]:
+        """The parameters as plain JSON values."""
+        return {name: keys.describe(getattr(self.params, name)) for name in type(self.params).model_fields}
 
-    def _about(self, rows: pd.DataFrame) -> dict[str, Any]:
-        """What these rows are, in words and hashes; the same on every machine that has the same rows."""
+    def _about(self, rows: Rows) -> dict[str, Any]:
+        """What these rows are, in hashes and words; the same on every machine that has the same rows."""
         return {
             "experiment": self.stem,
             "scale": self.scale,
-            "parameters": self._parameters(),
-            "parameters_hash": _hash(self._parameters()),
-            "rows_hash": rows.rows_hash(rows),
-            **{name: _distinct(rows, column) for name, column in _COLUMNS.items()},
+            "parameters_hash": _hash(self.described_parameters()),
+            "rows_hash": rows.hash(),
+            "evidence": rows.distinct("evidence"),
+            "devices": rows.distinct("device"),
+            "traces": rows.distinct("trace_hash"),
         }
 
-    def _embedded(self, rows: pd.DataFrame) -> dict[str, Any]:
+    def _embedded(self, rows: Rows) -> dict[str, Any]:
         """What a figure of these rows carries: the hashes, devices and kinds of evidence."""
         about = self._about(rows)
-        del about["parameters"]
         about["traces"] = _hash(about["traces"])
-        manifest = hashing.read_json(self.manifest_path)  # of other rows we do not know the code that made them
-        about["code_hash"] = manifest.get("code_hash") if manifest.get("rows_hash") == about["rows_hash"] else None
-        return about
+        manifest = read_json(self.manifest_path)  # of other rows we do not know the code that made them
+        same = manifest.get("rows_hash") == about["rows_hash"]
+        return {**about, "code_hash": manifest.get("code_hash") if same else None}
 
-    def _write_results(self, rows: pd.DataFrame, contents: list[dict[str, Any]], made: dict[str, Any]) -> None:
-        write_atomically(self.folders.of_results(self.stem) / "rows.csv", rows.rows_csv(rows))
-        machines = {hashing.canonical_json(content["made"]): content["made"] for content in contents}
-        code = sorted({content["code"] for content in contents})
-        self._write_manifest(
-            {
-                **self._about(rows),
-                "title": self.title,
-                "code_hash": _hash(code),
-                "points": len(contents),
-                "seconds_of_computing": round(sum(content["seconds"] for content in contents), 3),
-                "computed_by": [machines[text] for text in sorted(machines)],
-                "consolidated_by": made,
-            }
-        )
-
-    def _update_manifest(self, **changes: Any) -> None:
-        self._write_manifest({**hashing.read_json(self.manifest_path), **changes})
-
-    def _write_manifest(self, manifest: Mapping[str, Any]) -> None:
-        write_atomically(self.manifest_path, hashing.pretty_json(manifest))
-
-
-#: Entry of a manifest or figure -> the column of the rows whose distinct values it lists.
-_COLUMNS = {"evidence": "evidence", "devices": "device", "traces": "trace_hash"}
-
-
-def _distinct(rows: pd.DataFrame, column: str) -> list[str]:
-    return sorted({str(value) for value in rows[column].dropna()}) if column in rows else []
+    def _write_results(self, rows: Rows, contents: list[dict[str, Any]], made: dict[str, Any]) -> None:
+        rows.write(self.folders.of_results(self.stem))
+        machines = {canonical_json(content["made"]): content["made"] for content in contents}
+        manifest = {
+            **self._about(rows),
+            "parameters": self.described_parameters(),
+            "title": self.title,
+            "tables": rows.described(),
+            "code_hash": _hash(sorted({content["code"] for content in contents})),
+            "points": len(contents),
+            "seconds_of_computing": round(sum(content["seconds"] for content in contents), 3),
+            "computed_by": [machines[text] for text in sorted(machines)],
+            "consolidated_by": made,
+        }
+        write_atomically(self.manifest_path, pretty_json(manifest))
 
 
 def _in_short(value: Any) -> str:
@@ -272,4 +299,4 @@ def _in_short(value: Any) -> str:
 
 
 def _hash(value: Any) -> str:
-    return hashing.sha256_text(hashing.canonical_json(value))
+    return sha256_text(canonical_json(value))

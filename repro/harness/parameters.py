@@ -1,29 +1,161 @@
-"""Parameter files and overrides, checked against a study's dataclass before any work.
+"""An experiment's parameters: stated once, in experiments/<stem>.yaml, and checked before any work.
 
-Papermill only warns about an unknown parameter and YAML accepts anything, so every name and type is checked here: an
-unknown name lists the known ones, a value of the wrong type says what is allowed. Whole numbers are accepted for floats
-and lists become tuples; nothing else is converted.
+The file gives each parameter's value, and the comment behind it is what the parameter means. A study's class gives
+types and bounds (pydantic) and no values. Papermill only warns about an unknown parameter and YAML accepts anything, so
+every name and type is checked here: an unknown name lists the known ones, a value of the wrong type says what is
+allowed. Whole numbers are accepted for floats and lists become tuples; nothing else is converted.
 
-This module does not know what the parameters mean; the study's `__post_init__` checks their ranges.
+This module does not know what the parameters mean.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
+import re
 import reprlib
 import types
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError, field_validator
 
 from repro.engine.errors import UserError
 
-_SECTIONS = ("title", "params", "smoke")
-_WORDS = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", Path: "a file name"}
+_SECTIONS = ("title", "params", "smoke", "captions", "notes")
+_WORDS = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", None: "null"}
+#: A parameter's line in the file: its name, its value, and its meaning.
+_MEANING = re.compile(r"^  (\w+):[^#\n]*\s#\s*(.+)$", re.MULTILINE)
+
+
+class Parameters(BaseModel):
+    """Base of a study's `Params`: annotated fields without defaults, checked when they are made, then fixed.
+
+    `free` names what may differ from the file while the paper's claims are still judged.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    free: ClassVar[tuple[str, ...]] = ("seeds", "lengths")
+    _as_in_paper: bool = PrivateAttr(default=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _lists_become_tuples(cls, value: Any) -> Any:
+        return _tuples(value)
+
+    @property
+    def as_in_paper(self) -> bool:
+        """Whether everything is as in the experiment's file, but for what is `free`."""
+        return self._as_in_paper
+
+    def pick(self, *names: str) -> dict[str, Any]:
+        """Some of the parameters by name, as arguments of a point."""
+        return {name: getattr(self, name) for name in names}
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True)
+class ParameterFile:
+    """A parameter file: title, values at the paper's scale, changes at the smoke scale, the parameters' meanings, what
+    to see in each figure, and what to say beside a claim (with places for numbers, as in `str.format`)."""
+
+    path: Path
+    title: str
+    params: dict[str, Any]
+    smoke: dict[str, Any]
+    meanings: dict[str, str]
+    captions: dict[str, str]
+    notes: dict[str, str]
+
+
+def make_parameters(cls: type[Parameters], file: ParameterFile, scale: str, given: Mapping[Any, Any]) -> Parameters:
+    """The parameters of a run: the file's, at the smoke scale with its changes, and what is given instead.
+
+    UserError that names the source for a name that is unknown or missing and for a value that cannot be.
+    """
+    paper = {f"{file.path}, params": file.params}
+    smoke = {f"{file.path}, smoke": file.smoke}
+    whole = _checked(cls, paper)
+    _checked(cls, paper | smoke)  # a mistake there is found at any scale
+    run = _checked(cls, paper | (smoke if scale == "smoke" else {}) | {"overrides": given})
+    fixed = set(cls.model_fields) - set(cls.free)
+    run._as_in_paper = all(getattr(run, name) == getattr(whole, name) for name in fixed)
+    return run
+
+
+def _checked(cls: type[Parameters], sources: Mapping[str, Mapping[Any, Any]]) -> Parameters:
+    """The parameters that the sources give, a later one before an earlier one."""
+    known, values, origin = list(cls.model_fields), {}, {}
+    for source, given in sources.items():
+        for name in given:
+            if name not in known:
+                close = difflib.get_close_matches(str(name), known, n=1)
+                hint = f" (did you mean {close[0]!r}?)" if close else ""
+                raise UserError(f"{source}: unknown parameter {name!r}{hint}; known: {', '.join(known)}")
+        values |= given
+        origin |= dict.fromkeys(given, source)
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        cause = first.get("ctx", {}).get("error")
+        if isinstance(cause, UserError) or not first["loc"]:
+            raise UserError(str(cause or first["msg"])) from None
+        name = str(first["loc"][0])
+        source = origin.get(name, next(iter(sources)))
+        if first["type"] == "missing":
+            raise UserError(f"{source}: parameter {name!r} is missing; give it a value") from None
+        annotation = get_type_hints(cls, include_extras=True)[name]
+        raise UserError(f"{source}: parameter {name!r} {_fault(values[name], annotation, first)}") from None
+
+
+def _fault(value: Any, annotation: Any, error: Mapping[str, Any]) -> str:
+    """What is wrong with a value, and what is allowed."""
+    shown = f"not {reprlib.repr(value)} ({type(value).__name__})"
+    context = error.get("ctx", {})
+    if "error" in context:  # a bound of ours
+        return f"= {reprlib.repr(value)} {context['error']}"
+    if error["type"].startswith(("greater_than", "less_than")):
+        words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+        bound = next(f"{words[name]} {limit:g}" for name, limit in context.items() if name in words)
+        return f"must be {bound}, {shown}"
+    hint = ""
+    if float in _plain_types(annotation) and isinstance(error["input"], str):  # YAML reads 1e3 as text
+        with contextlib.suppress(ValueError):
+            hint = f"; write {float(error['input'])!r}" if math.isfinite(float(error["input"])) else ""
+    return f"must be {in_words(annotation)}, {shown}{hint}"
+
+
+def _plain_types(annotation: Any) -> set[Any]:
+    inner = get_args(annotation)
+    return {annotation} if not inner else set().union(*map(_plain_types, inner))
+
+
+def in_words(annotation: Any) -> str:
+    """What values a type allows, for people."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return in_words(inner[0])
+    if origin is Literal:
+        return "one of " + ", ".join(map(repr, inner))
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(in_words, inner))
+    if origin is tuple and len(inner) == 2 and inner[1] is Ellipsis:
+        return f"a list, each entry {in_words(inner[0])}"
+    if origin is tuple:
+        return f"a list of {len(inner)}: " + ", ".join(map(in_words, inner))
+    if origin in (dict, Mapping):
+        return f"'name: value' lines, each value {in_words(inner[1])}"
+    return _WORDS.get(
+        None if annotation is type(None) else annotation, getattr(annotation, "__name__", str(annotation))
+    )
 
 
 class _Loader(yaml.SafeLoader):
@@ -48,12 +180,13 @@ def parse_yaml(text: str, source: str) -> Any:
     except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
-        cause = getattr(error, "problem", None) or str(error).splitlines()[0] if str(error) else type(error).__name__
+        said = str(error).splitlines()
+        cause = getattr(error, "problem", None) or (said[0] if said else type(error).__name__)
         raise UserError(f"{source}{where}: not valid YAML: {cause}") from error
 
 
-def read_parameter_file(path: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Title, parameters and smoke-scale changes of an experiments/<stem>.yaml, with its three sections checked."""
+def read_parameter_file(path: Path) -> ParameterFile:
+    """The content of an experiments/<stem>.yaml. UserError if it cannot be read or has another form."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -64,98 +197,12 @@ def read_parameter_file(path: Path) -> tuple[str, dict[str, Any], dict[str, Any]
     for section in content:
         if section not in _SECTIONS:
             raise UserError(f"{path}: unknown section {section!r}; known: {', '.join(_SECTIONS)}")
-    title, params, smoke = content.get("title"), content.get("params") or {}, content.get("smoke") or {}
+    title = content.get("title")
     if not isinstance(title, str) or not title.strip():
         raise UserError(f"{path}: 'title' must be one line of text")
-    for name, section in (("params", params), ("smoke", smoke)):
+    sections = {name: content.get(name) or {} for name in _SECTIONS[1:]}
+    for name, section in sections.items():
         if not isinstance(section, dict):
             raise UserError(f"{path}: {name!r} must hold 'name: value' lines")
-    return title.strip(), params, smoke
-
-
-def check_parameters(params_class: type, given: Mapping[Any, Any], source: str) -> dict[str, Any]:
-    """The given parameters with their types checked against the dataclass; `source` is named in errors."""
-    hints = get_type_hints(params_class)
-    known = [field.name for field in fields(params_class)]
-    checked = {}
-    for name, value in given.items():
-        if name not in known:
-            close = difflib.get_close_matches(str(name), known, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise UserError(f"{source}: unknown parameter {name!r}{hint}; known: {', '.join(known)}")
-        try:
-            checked[name] = conform(value, hints[name])
-        except TypeError as error:
-            raise UserError(f"{source}: parameter {name!r} {error}") from None
-    return checked
-
-
-def conform(value: Any, annotation: Any) -> Any:
-    """`value` as `annotation` asks, or TypeError that says what is allowed ("must be ..., not ...")."""
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if annotation is Any:
-        return value
-    if annotation is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if annotation is Path and isinstance(value, str):
-        return Path(value)
-    if isinstance(annotation, type) and origin is None:
-        is_odd_bool = isinstance(value, bool) and annotation is not bool
-        if (
-            isinstance(value, annotation)
-            and not is_odd_bool
-            and not (isinstance(value, float) and not math.isfinite(value))
-        ):
-            return value
-    elif origin is Literal:
-        if any(value == allowed and type(value) is type(allowed) for allowed in inner):
-            return value
-    elif origin in (Union, types.UnionType):
-        for option in sorted(inner, key=lambda option: type(value) is not option):  # an exact type first
-            try:
-                return conform(value, option)
-            except TypeError:
-                pass
-    elif origin is Callable:
-        if callable(value):
-            return value
-    elif origin is tuple and isinstance(value, (list, tuple)):
-        if len(inner) == 2 and inner[1] is Ellipsis:
-            return tuple(conform(item, inner[0]) for item in value)
-        if len(inner) == len(value):
-            return tuple(map(conform, value, inner))
-    elif origin in (dict, Mapping) and isinstance(value, Mapping):
-        return {conform(name, inner[0]): conform(item, inner[1]) for name, item in value.items()}
-    raise TypeError(
-        f"must be {_in_words(annotation)}, not {reprlib.repr(value)} "
-        f"({type(value).__name__}){_number_hint(value, annotation)}"
-    )
-
-
-def _in_words(annotation: Any) -> str:
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return "one of " + ", ".join(map(repr, inner))
-    if origin in (Union, types.UnionType):
-        return " or ".join(map(_in_words, inner))
-    if origin is tuple and len(inner) == 2 and inner[1] is Ellipsis:
-        return f"a list, each entry {_in_words(inner[0])}"
-    if origin is tuple:
-        return f"a list of {len(inner)}: " + ", ".join(map(_in_words, inner))
-    if origin in (dict, Mapping):
-        return f"'name: value' lines, each value {_in_words(inner[1])}"
-    if origin is Callable:
-        return "a function"
-    if annotation in (None, type(None)):
-        return "null"
-    return _WORDS.get(annotation, getattr(annotation, "__name__", str(annotation)))
-
-
-def _number_hint(value: Any, annotation: Any) -> str:
-    """YAML reads 1e3 as text; the reader will not guess that."""
-    if annotation is float and isinstance(value, str):
-        try:
-            return f"; write {float(value)!r}" if math.isfinite(float(value)) else ""
-        except ValueError:
-            pass
-    return ""
+    stated = text[text.find("\nparams:") :].partition("\nsmoke:")[0]
+    return ParameterFile(path, title.strip(), meanings=dict(_MEANING.findall(stated)), **sections)

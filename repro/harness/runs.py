@@ -6,7 +6,6 @@ of the figures drawn from it, and any commit of the latter. This module does not
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 from collections.abc import Callable, Iterable
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from repro import paths
 from repro.engine.errors import UserError
+from repro.harness.tables import read_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,18 +29,6 @@ class KeptRun:
     about: dict[str, Any]
 
 
-def read_rows(source: Path | bytes) -> pd.DataFrame:
-    """Rows as they were written: an empty cell is a missing value, and no text is taken for one."""
-    import pandas as pd
-
-    name = source if isinstance(source, Path) else "the rows"
-    try:
-        data = source.read_bytes() if isinstance(source, Path) else source
-        return pd.read_csv(io.BytesIO(data), keep_default_na=False, na_values=[""], low_memory=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{name} cannot be read as rows: {str(error).splitlines()[0]}") from None
-
-
 def kept_runs(named: str) -> dict[str, KeptRun]:
     """Experiment -> run. `named` is a file of rows, a folder of results or figures, or a commit of this checkout.
 
@@ -50,7 +38,7 @@ def kept_runs(named: str) -> dict[str, KeptRun]:
     if path.is_file():
         name = path.resolve().parent.name if path.name == "rows.csv" else path.stem
         beside = _results(path.parent) if path.name == "rows.csv" else _figures(path.parent.iterdir(), Path.read_bytes)
-        return {name: KeptRun(read_rows(path), beside[name].about if name in beside else {})}
+        return {name: KeptRun(read_table(path), beside[name].about if name in beside else {})}
     found = _results(path) or _figures(path.iterdir(), Path.read_bytes) if path.is_dir() else _of_commit(named)
     if not found:
         raise UserError(
@@ -62,7 +50,7 @@ def kept_runs(named: str) -> dict[str, KeptRun]:
 def _results(folder: Path) -> dict[str, KeptRun]:
     files = sorted([*folder.glob("rows.csv"), *folder.glob("*/rows.csv")])
     return {
-        file.resolve().parent.name: KeptRun(read_rows(file), _object(file.with_name("manifest.json"), Path.read_bytes))
+        file.resolve().parent.name: KeptRun(read_table(file), _object(file.with_name("manifest.json"), Path.read_bytes))
         for file in files
     }
 
@@ -75,7 +63,7 @@ def _figures(files: Iterable[Path], read: Callable[[Path], bytes]) -> dict[str, 
         about = _object(by_name[name], read) if name.endswith(".json") else {}
         rows = about.get("rows")
         if isinstance(rows, str) and rows in by_name and rows.endswith(".csv"):
-            found.setdefault(Path(rows).stem, KeptRun(read_rows(read(by_name[rows])), about))
+            found.setdefault(Path(rows).stem, KeptRun(read_table(read(by_name[rows])), about))
     return found
 
 

@@ -72,6 +72,15 @@ def check_rows(returned: Any) -> list[Row]:
     return [{_name(name): _plain(name, value) for name, value in row.items()} for row in rows]
 
 
+def check_tables(returned: Any, table: str | None) -> dict[str, list[Row]]:
+    """What a point returned as table -> rows: its rows of `table`, or without one a mapping of tables."""
+    if table is not None:
+        return {table: check_rows(returned)}
+    if not isinstance(returned, Mapping):
+        raise TypeError(f"a point without a table must return a mapping, table -> rows, not {type(returned).__name__}")
+    return {name: check_rows(rows) for name, rows in returned.items()}
+
+
 def _name(name: Any) -> str:
     if not isinstance(name, str):
         raise TypeError(f"the names in a row must be text, not {name!r}")
@@ -101,10 +110,10 @@ class PointStore:
     def path(self, key: str) -> Path:
         return self.folder / f"{key}.json"
 
-    def write(self, key: str, rows: list[Row], about: Mapping[str, Any]) -> None:
+    def write(self, key: str, tables: Mapping[str, list[Row]], about: Mapping[str, Any]) -> None:
         """Keep the rows of a finished point; `about` is what a reader may want to know (function, arguments,
         machine)."""
-        content = {**about, "key": key, "rows": rows}
+        content = {**about, "key": key, "tables": tables}
         content["checksum"] = sha256_text(canonical_json(content))
         write_atomically(self.path(key), pretty_json(content))
 

@@ -21,8 +21,8 @@ from repro import paths
 from repro.engine.errors import UserError
 from repro.harness import experiment
 from repro.harness.diff import first_difference
-from repro.harness.rows import rows_csv
-from repro.harness.runs import read_rows
+from repro.harness.tables import csv_of as rows_csv
+from repro.harness.tables import read_table as read_rows
 from repro.hashing import read_json, sha256_file
 from repro.report.embedding import FIGURE_FORMATS, figure_bytes, read_embedded
 

@@ -29,7 +29,7 @@ from joblib.externals.loky.process_executor import BrokenProcessPool, Terminated
 
 from repro.engine.errors import UserError
 from repro.harness.progress import Progress
-from repro.harness.store import PointStore, check_rows
+from repro.harness.store import PointStore, check_tables
 from repro.hashing import leftovers, temporary_name, write_atomically
 
 _IN_FLIGHT = "in-flight"
@@ -52,6 +52,7 @@ class Task:
     weight: float
     alone: bool
     about: Mapping[str, Any]
+    table: str | None
 
 
 @dataclass(frozen=True)
@@ -209,12 +210,12 @@ def _compute_one(task: Task, store: PointStore) -> Failure | None:
     """In a worker: compute one point and keep it."""
     try:
         start = time.perf_counter()
-        rows = check_rows(task.function(**task.arguments))
+        tables = check_tables(task.function(**task.arguments), task.table)
         about = {**task.about, "seconds": round(time.perf_counter() - start, 6)}
     except Exception as error:
         return _failure(task, error)
     try:
-        store.write(task.key, rows, about)
+        store.write(task.key, tables, about)
     except UserError as error:
         return Failure(task.label, "folder", str(error))
     return None

@@ -19,12 +19,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pydantic import model_validator
+
 from repro.engine.errors import UserError
 from repro.engine.memory import CacheOp, KVCacheManager, OpKind, PagedKVCacheManager, reserve_max, reserve_oracle
 from repro.engine.scheduler import Batching, PreemptionMode, SchedulerConfig
 from repro.engine.sequence import SamplingParams, SequenceGroup
 from repro.engine.systems import System
 from repro.harness.experiment import Point
+from repro.harness.parameters import Parameters
 from repro.report.claims import Judgement
 from repro.simulate.beams import KINDS, recording
 from repro.simulate.serve import crossing, serve
@@ -37,11 +40,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CAPTION = {
-    "ablation_ladder": "One mechanism at a time: the request rate at 0.5 s/token (OPT-13B), from request-level "
-    "batching with maximum "
-    "reservation up to vLLM. The number over a step is the factor that it adds to the rung before."
-}
 LEVEL = 0.5  # s/token
 
 
@@ -98,18 +96,18 @@ def rungs() -> list[System]:
     ]
 
 
-@dataclass(frozen=True)
-class Params:
+class Params(Parameters):
     """`settings` are "workload/method/sequences a request"; `beam_seconds` caps the traces of beam search."""
 
-    settings: tuple[str, ...] = ("sharegpt/parallel/1", "sharegpt/parallel/4", "alpaca/parallel/4", "alpaca/beam/4")
-    max_seconds: float = 3600.0
-    beam_seconds: float = 300.0
-    seeds: tuple[int, ...] = (0,)
-    precision: float = 0.01
-    lengths: str | None = None
+    settings: tuple[str, ...]
+    max_seconds: float
+    beam_seconds: float
+    seeds: tuple[int, ...]
+    precision: float
+    lengths: str | None
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _possible(self) -> Params:
         check_some("settings", self.settings)
         for setting in self.settings:
             parts = setting.split("/")
@@ -123,6 +121,7 @@ class Params:
         for name in ("max_seconds", "beam_seconds", "precision"):
             check_positive(name, getattr(self, name))
         check_seeds(self.seeds)
+        return self
 
 
 def _sampling(setting: str) -> SamplingParams:

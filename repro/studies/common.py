@@ -1,42 +1,62 @@
-"""What the studies of serving runs share: checks of their parameters, and where lengths come from."""
+"""What the studies share: the types of their parameters, what every row says of itself, deployments and traces."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, Field
 
 from repro.engine.config import DEPLOYMENTS, Deployment, check_block_size, lookup
 from repro.engine.errors import UserError
 from repro.engine.systems import system
 from repro.simulate.cost_model import CostModel
 from repro.simulate.profiles import a100_2023, cost_model
-from repro.workloads import Trace, make_trace
+from repro.workloads import WORKLOADS, Trace, make_trace
+
+_Items = TypeVar("_Items", bound="tuple[Any, ...]")
 
 
-def check_positive(name: str, value: float) -> None:
-    if not (value > 0 and math.isfinite(value)):
-        raise UserError(f"{name} = {value} must be a finite number above 0")
-
-
-def check_some(name: str, values: Iterable[object]) -> None:
-    values = list(values)
+def _some(values: _Items) -> _Items:
     if not values:
-        raise UserError(f"{name} = [] leaves nothing to run; give at least one")
+        raise ValueError("leaves nothing to run; give at least one")
     if len(set(values)) != len(values):
-        raise UserError(f"{name} = {values} names one of them twice")
+        raise ValueError("names one of them twice")
+    return values
 
 
-def check_seeds(seeds: tuple[int, ...]) -> None:
-    check_some("seeds", seeds)
-    if min(seeds) < 0:
-        raise UserError(f"seeds = {list(seeds)}: seeds are whole numbers from 0 up")
+def _system(name: str) -> str:
+    return system(name).name
 
 
-def check_systems(names: tuple[str, ...]) -> None:
-    check_some("systems", names)
-    for name in names:
-        system(name)
+def _model(name: str) -> str:
+    return lookup("model", DEPLOYMENTS, name) and name
+
+
+def _workload(name: str) -> str:
+    return lookup("workload", dict.fromkeys(WORKLOADS, name), name)
+
+
+#: a list with at least one entry, none twice: `Annotated[tuple[...], Some]`
+Some = AfterValidator(_some)
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0)]
+Model = Annotated[str, AfterValidator(_model)]
+BlockSize = Annotated[int, AfterValidator(check_block_size)]
+Seeds = Annotated[tuple[Seed, ...], Some]
+Rates = Annotated[tuple[Positive, ...], Some]
+Systems = Annotated[tuple[Annotated[str, AfterValidator(_system)], ...], Some]
+Workloads = Annotated[tuple[Annotated[str, AfterValidator(_workload)], ...], Some]
+BlockSizes = Annotated[tuple[BlockSize, ...], Some]
+
+
+def about(
+    evidence: str, device: str | None = None, seed: int | None = None, trace: Trace | None = None
+) -> dict[str, Any]:
+    """What every row says of itself: its kind of evidence, what it ran on, its seed, and the hash of its trace."""
+    return {"evidence": evidence, "device": device, "seed": seed, "trace_hash": trace and trace.hash}
 
 
 def deployment_of(model: str, kv_slots: int | None = None) -> Deployment:

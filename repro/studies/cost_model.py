@@ -7,14 +7,17 @@ roofline would promise instead."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from pydantic import model_validator
 
 from repro.engine.config import DEPLOYMENTS, DEVICES
 from repro.engine.errors import UserError
 from repro.engine.scheduler import Prefill, SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.harness.experiment import Point
+from repro.harness.parameters import Parameters
 from repro.report import paper
 from repro.report.claims import Judgement
 from repro.simulate.cost_model import CostModel
@@ -26,26 +29,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CAPTION = {
-    "cost_model": "The cost model. Left: a decode iteration of OPT-13B against the batch; Fig. 1's points (hollow) "
-    "calibrate the "
-    "line, datasheets alone promise much less time. Middle: what a prompt adds to an iteration; the band is the "
-    "assumed matrix efficiency. Right: the anchor of each panel of Fig. 12, for three ways to divide Fig. 1's slope."
-}
 BATCHES = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 64, 96, 128)
 SHORT_CONTEXT = 50  # tokens: about what an Alpaca request has on average
 PROMPTS = tuple(range(0, 2049, 64))
 
 
-@dataclass(frozen=True)
-class Params:
+class Params(Parameters):
     """`context_tokens` per sequence; `prefill_efficiencies` are shares of the matrix rate, the second one in use."""
 
-    devices: tuple[str, ...] = ("a100-40gb", "a100-80gb", "h100", "h200")
-    context_tokens: int = 414
-    prefill_efficiencies: tuple[float, ...] = (0.3, 0.5, 1.0)
+    devices: tuple[str, ...]
+    context_tokens: int
+    prefill_efficiencies: tuple[float, ...]
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _possible(self) -> Params:
         check_some("devices", self.devices)
         for name in self.devices:
             if name not in DEVICES:
@@ -54,6 +51,7 @@ class Params:
             raise UserError(f"context_tokens = {self.context_tokens} must be at least 1")
         for efficiency in self.prefill_efficiencies:
             cost_model("a100-2023", DEPLOYMENTS["opt-13b"], prefill_efficiency=efficiency)
+        return self
 
 
 def points(params: Params) -> list[Point]:

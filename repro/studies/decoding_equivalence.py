@@ -15,14 +15,16 @@ from __future__ import annotations
 import copy
 import importlib.util
 import platform
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import model_validator
 
 from repro.engine.errors import UserError
 from repro.engine.scheduler import PreemptionMode
 from repro.engine.sequence import SamplingParams
 from repro.harness.experiment import Point
+from repro.harness.parameters import Parameters
 from repro.report.claims import Judgement
 from repro.studies.common import check_positive, check_some
 
@@ -35,12 +37,6 @@ if TYPE_CHECKING:
     from repro.llm import LLM
     from repro.llm.models import LoadedModel
 
-CAPTION = {
-    "decoding_equivalence": "Requests whose tokens are the same, of all requests, in float32 on a CPU. Left: greedy "
-    "decoding against "
-    "transformers' generate. Right: greedy, random, parallel and beam requests in one batch, against each of them "
-    "alone. Under swap and recompute the pool is too small; the second line counts the preemptions."
-}
 EMBEDDED = "smollm2"
 TINY = ("tiny-opt", "tiny-opt-post-norm", "tiny-llama", "tiny-qwen2", "tiny-qwen3")
 GAP = 1e-4  # between the two best logits: closer ones are exchanged by rounding
@@ -80,18 +76,18 @@ PROMPTS = (
 )
 
 
-@dataclass(frozen=True)
-class Params:
+class Params(Parameters):
     """`models`: names of TINY (random weights), the embedded model, or a file or folder with another. `prompts` and
     `output_tokens` are those of the greedy runs, `mixed_prompts` and `mixed_tokens` those of the mixed batch."""
 
-    models: tuple[str, ...] = (EMBEDDED, *TINY)
-    prompts: int = 16
-    output_tokens: int = 24
-    mixed_prompts: int = 8
-    mixed_tokens: int = 12
+    models: tuple[str, ...]
+    prompts: int
+    output_tokens: int
+    mixed_prompts: int
+    mixed_tokens: int
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _possible(self) -> Params:
         check_some("models", self.models)
         for name in ("prompts", "output_tokens", "mixed_prompts", "mixed_tokens"):
             check_positive(name, getattr(self, name))
@@ -108,6 +104,7 @@ class Params:
                 f"output_tokens = {self.output_tokens}, mixed_tokens = {self.mixed_tokens}: the tiny models take up to "
                 "48"
             )
+        return self
 
 
 def points(params: Params) -> list[Point]:

@@ -10,8 +10,10 @@ in Table 1), on top of 26 GB of weights. Its lines end at 39 of the GPU's 40 GB,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from pydantic import model_validator
 
 from repro.engine.config import GIB
 from repro.engine.errors import UserError
@@ -19,6 +21,7 @@ from repro.engine.loop import Engine, Observer
 from repro.engine.scheduler import SchedulerOutput
 from repro.engine.systems import system
 from repro.harness.experiment import Point
+from repro.harness.parameters import Parameters
 from repro.report import paper
 from repro.report.claims import Judgement
 from repro.simulate.metrics import BatchAverage, UsageSamples
@@ -31,30 +34,24 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CAPTION = {
-    "fig01_batching": "Fig. 1 (right): memory (weights and K/V) and throughput of OPT-13B against the batched "
-    "requests, for a "
-    "system that reserves 2048 slots a request (Orca (Max)) and for vLLM; hollow, the paper's lines. The "
-    "crosses are where memory is full with 12, 13 and 14 GB of K/V. Throughput calibrated the model."
-}
 MODEL = "opt-13b"
 #: "existing systems" keep room for the model's longest request, which is what Orca (Max) does
 EXISTING, SYSTEMS = "orca-max", ("orca-max", "vllm")
 
 
-@dataclass(frozen=True)
-class Params:
+class Params(Parameters):
     """`limits`: the most requests that may run. `kv_gb` (GiB): pools; the first one is the figure's, the others say how
     many requests they hold. `rate` (req/s) keeps the queue full."""
 
-    limits: tuple[int, ...] = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 36, 40, 64)
-    kv_gb: tuple[float, ...] = (13.0, 12.0, 14.0)
-    rate: float = 4.0
-    duration_s: float = 900.0
-    seeds: tuple[int, ...] = (0, 1, 2)
-    lengths: str | None = None
+    limits: tuple[int, ...]
+    kv_gb: tuple[float, ...]
+    rate: float
+    duration_s: float
+    seeds: tuple[int, ...]
+    lengths: str | None
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _possible(self) -> Params:
         check_some("limits", self.limits)
         if not all(1 <= limit <= 256 for limit in self.limits):
             raise UserError(f"limits = {list(self.limits)}: a batch has from 1 to 256 requests")
@@ -65,6 +62,7 @@ class Params:
         check_positive("rate", self.rate)
         check_positive("duration_s", self.duration_s)
         check_seeds(self.seeds)
+        return self
 
 
 def _slots(kv_gb: float) -> int:

@@ -7,14 +7,16 @@ not drawn here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from pydantic import model_validator
 
 from repro.engine.config import DEPLOYMENTS, GB, GIB, lookup
 from repro.engine.errors import UserError
 from repro.engine.memory.contiguous import ContiguousKVCacheManager
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.harness.experiment import Point
+from repro.harness.parameters import Parameters
 from repro.report import paper
 from repro.report.claims import Judgement
 from repro.report.claims.arithmetic import COMPUTE
@@ -25,12 +27,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CAPTION = {
-    "fig01_memory": "Table 1 and the left of Fig. 1: how the GPUs' memory splits into weights and KV cache for the "
-    "paper's three models, recomputed from the architectures beside the printed digits.",
-    "fig03_contiguous": "Fig. 3: two requests in contiguous chunks of 2048 and 512 slots, and what stays empty, read "
-    "off the contiguous memory manager.",
-}
 #: Fig. 3's two requests: (name, prompt, words generated so far, words still to come); word = token, as in the figure.
 REQUESTS = (
     ("A", "Four score and seven years ago our", "fathers", "brought forth"),
@@ -38,14 +34,14 @@ REQUESTS = (
 )
 
 
-@dataclass(frozen=True)
-class Params:
+class Params(Parameters):
     """`deployments`: rows of Table 1. `chunk_slots`: the longest that Fig. 3's two requests may get, in slots."""
 
-    deployments: tuple[str, ...] = ("opt-13b", "opt-66b", "opt-175b")
-    chunk_slots: tuple[int, int] = (2048, 512)
+    deployments: tuple[str, ...]
+    chunk_slots: tuple[int, int]
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _possible(self) -> Params:
         if not self.deployments:
             raise UserError("deployments = [] leaves nothing to draw; name at least one, such as opt-13b")
         for name in self.deployments:
@@ -57,6 +53,7 @@ class Params:
                     f"chunk_slots = {list(self.chunk_slots)}: request {name} needs a power of two of at least {words} "
                     "slots"
                 )
+        return self
 
 
 def points(params: Params) -> list[Point]:

@@ -7,27 +7,23 @@ same filled slots and reference counts. No token values and no times occur.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from pydantic import model_validator
 
 from repro.engine.config import check_block_size
 from repro.engine.memory.interface import CacheOp
 from repro.engine.memory.paged import PagedKVCacheManager
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.harness.experiment import Point
+from repro.harness.parameters import Parameters
 from repro.report.claims import Judgement
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-CAPTION = {
-    "fig05_block_tables": "Fig. 5 to 10: the block tables of one request, two requests, two samples of one prompt, "
-    "four beams and two "
-    "requests with a stored prefix, state by state, read off the block manager. A cell is a logical block: the "
-    "number of its physical block, its filled slots and, where shared, its reference count."
-}
 NUM_BLOCKS = 32
 #: A sequence's table as the figures draw it: (block, filled slots, reference count) for each logical block.
 Table = list[tuple[str, int, int]]
@@ -111,14 +107,15 @@ _CLAIM = {
 }
 
 
-@dataclass(frozen=True)
-class Params:
+class Params(Parameters):
     """`block_size`: slots in a block; the figures have 4, and only that is judged."""
 
-    block_size: int = 4
+    block_size: int
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _possible(self) -> Params:
         check_block_size(self.block_size)
+        return self
 
 
 def points(params: Params) -> list[Point]:

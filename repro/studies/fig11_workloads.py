@@ -7,12 +7,13 @@ each trace's card. Nothing is served here: no system, speed or memory is involve
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import model_validator
 
 from repro.harness.experiment import Point
+from repro.harness.parameters import Parameters
 from repro.report.claims import Judgement
 from repro.studies.common import check_positive, check_seeds, trace_of
 from repro.workloads import WORKLOADS, Trace, check_arrivals
@@ -24,15 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CAPTION = {
-    "fig11_workloads": "Fig. 11: prompt and output lengths of our traces in the paper's 128 bins, under the "
-    "outline of the paper's histogram; drawn up to the length that 99.5 % of the paper's "
-    "requests stay below.",
-    "fig11_dependence": "What Fig. 11 leaves out. Left: the share of requests up to each length, our "
-    "quantiles as dots, the paper's share at the ends of its bins hollow. Right: the mean "
-    "output for each range of the prompt; longer prompts tend to have longer answers in ShareGPT, "
-    "shorter ones in Alpaca.",
-}
 TITLE = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}
 #: The paper's word for each length and a colour that no system has.
 LENGTHS = {"prompt": ("input", "#332288"), "output": ("output", "#AA4499")}
@@ -40,21 +32,22 @@ _GREY = "#555555"
 _DRAWN = 0.995  # of the paper's requests; beyond, the histograms cannot be told from the axis
 
 
-@dataclass(frozen=True)
-class Params:
+class Params(Parameters):
     """`rate` (req/s) and `duration_s` say how many requests each trace has; the default is close to the 79,731 of the
     paper's ShareGPT trace. `lengths` is a CSV file of pairs in place of ShareGPT's."""
 
-    rate: float = 22.0
-    duration_s: float = 3600.0
-    seeds: tuple[int, ...] = (0, 1, 2)
-    lengths: str | None = None
+    rate: float
+    duration_s: float
+    seeds: tuple[int, ...]
+    lengths: str | None
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _possible(self) -> Params:
         check_positive("rate", self.rate)
         check_positive("duration_s", self.duration_s)
         check_seeds(self.seeds)
         check_arrivals(self.rate, self.duration_s, self.seeds[0])
+        return self
 
 
 def points(params: Params) -> list[Point]:

@@ -7,13 +7,16 @@ model (vLLM's at the lowest drawn rate, see repro/simulate/a100-2023.yaml); the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from pydantic import model_validator
 
 from repro.engine.config import Deployment
 from repro.engine.errors import UserError
 from repro.engine.systems import System, system_for
 from repro.harness.experiment import Point
+from repro.harness.parameters import Parameters
 from repro.report import paper
 from repro.report.claims import Judgement
 from repro.simulate.cost_model import CostModel
@@ -35,16 +38,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CAPTION = {
-    "fig12_basic_sampling": "Fig. 12: normalized latency against request rate. Hollow: the paper's points. The wide "
-    "pale band is what "
-    "Fig. 1 leaves open: how its slope divides between sequences and context. FasterTransformer's "
-    "batch limit is stated for OPT-13B only.",
-    "fig12_crossings": "Where each curve reaches 0.5 s/token, as a deviation from the paper's curve: bisected on our "
-    "own curve "
-    "(filled, least to most over the seeds) and read off our curve on the paper's coarse grid of rates "
-    "(hollow), as the paper's own curve can only be read. Grey: within 15 %.",
-}
 LEVEL = 0.5  # s/token
 #: assumptions of the cost model: name -> (how Fig. 1's slope is split, prefill efficiency). The first one is the curve.
 ASSUMPTIONS: dict[str, tuple[str, float | None]] = {
@@ -55,22 +48,22 @@ ASSUMPTIONS: dict[str, tuple[str, float | None]] = {
 MAIN = next(iter(ASSUMPTIONS))
 
 
-@dataclass(frozen=True)
-class Params:
+class Params(Parameters):
     """`max_seconds` caps the traces, which otherwise last an hour (15 minutes for OPT-175B). `band_seeds` run under
     every other assumption of the cost model, for the band. `lengths` is a CSV file of pairs in place of ShareGPT's."""
 
-    models: tuple[str, ...] = ("opt-13b", "opt-66b", "opt-175b")
-    workloads: tuple[str, ...] = WORKLOADS
-    systems: tuple[str, ...] = ("faster-transformer", "orca-max", "orca-pow2", "orca-oracle", "vllm")
-    max_seconds: float = 3600.0
-    seeds: tuple[int, ...] = (0, 1, 2)
-    band_seeds: tuple[int, ...] = (0,)
-    crossings: bool = True
-    precision: float = 0.01
-    lengths: str | None = None
+    models: tuple[str, ...]
+    workloads: tuple[str, ...]
+    systems: tuple[str, ...]
+    max_seconds: float
+    seeds: tuple[int, ...]
+    band_seeds: tuple[int, ...]
+    crossings: bool
+    precision: float
+    lengths: str | None
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _possible(self) -> Params:
         check_some("models", self.models)
         check_some("workloads", self.workloads)
         for workload in self.workloads:
@@ -85,6 +78,7 @@ class Params:
             check_serving(model, "a100-2023", 16, None)
             if f"{model}/{self.workloads[0]}" not in paper.figure("fig12"):
                 raise UserError(f"model {model!r} is not in Fig. 12; it has {', '.join(Params.models)}")
+        return self
 
     @property
     def panels(self) -> list[str]:

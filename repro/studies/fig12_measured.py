@@ -33,20 +33,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CAPTION = {
-    "fig12_measured": "Saturated throughput of the five systems on one GPU: OPT-13B, fp16, 12 GB of K/V. Whiskers: "
-    "95 % interval from five "
-    "parts of the run. Under each bar, how many times as much vLLM delivers, here with its interval and in the paper "
-    "(its rates at 0.5 "
-    "s/token, Fig. 12a and d).",
-    "fig12_measured_latency": "Normalized latency of the same systems below saturation, against the request rate as "
-    "a multiple of what "
-    "vLLM sustains; hollow: the paper's curves in the same relative axis (A100). The GPU decides how high a curve "
-    "begins, memory how far it reaches.",
-    "fig12_measured_memory": "What the pool held in the same runs, measured, and beside it (hollow) the scheduler's "
-    "replay of the same "
-    "trace: equal within the noise of where a window falls.",
-}
 WORKLOADS = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}
 MARKS = {"overloaded": "↑"}
 KINDS = ("saturated", "latency", "generate")

@@ -27,19 +27,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CAPTION = {
-    "fig14_measured": "Saturated throughput on one GPU with 1, 2, 4 and 6 sequences a request (OPT-13B, Alpaca, 12 "
-    "GB of K/V); whiskers: 95 % "
-    "interval from five parts of the run. Right: how many times what Orca (Oracle) delivers vLLM does, and (hollow) "
-    "the "
-    "paper's ratio of rates at 0.5 s/token. More sharing, more gain; with beams vLLM reaches its cap of 256 "
-    "sequences before memory is full.",
-    "fig15_measured": "Left: blocks that vLLM saved by sharing in the same runs; hollow, Fig. 15. Right: translation "
-    "with a prefix that all "
-    "requests share; over each pair, vLLM's multiple here and (in brackets) in Fig. 16, where Orca computes the "
-    "prefix for "
-    "every request, too, but on a card and at a rate of its own.",
-}
 BASIC = 1  # one sequence a request: Alpaca's saturated runs of fig12_measured
 LOOKS = {"parallel": ("#0072B2", "o", "parallel sampling"), "beam": ("#D55E00", "s", "beam search")}
 RUN = (

@@ -12,10 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pydantic import model_validator
+
 from repro.engine.memory import CacheOp, ContiguousKVCacheManager, KVCacheManager
 from repro.engine.sequence import SamplingParams, SequenceGroup
 from repro.engine.systems import System, system
 from repro.harness.experiment import Point
+from repro.harness.parameters import Parameters
 from repro.report import paper
 from repro.report.claims import Judgement
 from repro.simulate.beams import recording
@@ -30,43 +33,35 @@ from repro.studies.common import (
     deployment_of,
     trace_of,
 )
-from repro.studies.fig15_sharing import METHODS, check_methods
+from repro.studies.fig15_sharing import check_methods
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-CAPTION = {
-    "fig14_multi_sequence": "Fig. 14: normalized latency against request rate with 2, 4 and 6 sequences a request "
-    "(OPT-13B, Alpaca). "
-    "Hollow: the paper's points. Two crossings calibrate the model: vLLM's with 6 parallel samples and with 6 beams.",
-    "fig14_crossings": "Where each curve reaches 0.5 s/token, as a deviation from the paper's curve, bisected on our "
-    "own curve; grey: "
-    "within 20 %. Hollow, beams: the same if the Orcas' copies of beams took no time.",
-}
 LEVEL = 0.5  # s/token
 CALIBRATED = {("parallel/6", "vllm"), ("beam/6", "vllm")}
 BASIC = "basic/1"  # one sequence a request: Fig. 12d, which the gain is compared with
 
 
-@dataclass(frozen=True)
-class Params:
+class Params(Parameters):
     """`max_seconds` caps the traces (an hour, as the authors'); `beam_seconds` those of beam search, where no two
     iterations are alike and an hour takes long; they have `beam_seeds`. `beams` is a recording's file (default: the
     package's own)."""
 
-    methods: tuple[str, ...] = METHODS
-    widths: tuple[int, ...] = (2, 4, 6)
-    systems: tuple[str, ...] = ("orca-max", "orca-pow2", "orca-oracle", "vllm")
-    max_seconds: float = 3600.0
-    beam_seconds: float = 900.0
-    seeds: tuple[int, ...] = (0,)
-    beam_seeds: tuple[int, ...] = (0,)
-    crossings: bool = True
-    precision: float = 0.01
-    beams: str | None = None
+    methods: tuple[str, ...]
+    widths: tuple[int, ...]
+    systems: tuple[str, ...]
+    max_seconds: float
+    beam_seconds: float
+    seeds: tuple[int, ...]
+    beam_seeds: tuple[int, ...]
+    crossings: bool
+    precision: float
+    beams: str | None
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _possible(self) -> Params:
         check_methods(self.methods)
         check_some("widths", self.widths)
         check_systems(self.systems)
@@ -78,6 +73,7 @@ class Params:
             SamplingParams(n=width, use_beam_search="beam" in self.methods)
             if "beam" in self.methods:
                 recording("instruction", self.beams).parents(0, width, 0)
+        return self
 
     @property
     def panels(self) -> list[str]:

@@ -8,10 +8,11 @@ share what they have in common, which depends on the beams that a model keeps: t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import model_validator
 
 from repro.engine.errors import UserError
 from repro.engine.executor import ParentChoices
@@ -20,6 +21,7 @@ from repro.engine.scheduler import SchedulerOutput
 from repro.engine.sequence import SamplingParams
 from repro.engine.systems import system
 from repro.harness.experiment import Point
+from repro.harness.parameters import Parameters
 from repro.report.claims import Judgement
 from repro.simulate.beams import KINDS, Turnover, recording
 from repro.simulate.metrics import UsageSamples
@@ -32,12 +34,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CAPTION = {
-    "fig15_sharing": "Fig. 15: blocks saved by sharing, for 2, 4 and 6 sequences a request. The paper draws Alpaca "
-    "and states the "
-    "ends of the range for ShareGPT. Whiskers: least to most over the seeds. Crosses: the same lengths without any "
-    "relation between a prompt's length and its output's; with beams, the small dots are made-up beam turnovers."
-}
 METHODS = ("parallel", "beam")
 #: Fig. 15 prints its bars' values; §6.3 states 2 and 6 for ShareGPT.
 PAPER = {
@@ -49,25 +45,25 @@ PAPER = {
 AS_DRAWN, INDEPENDENT = "as drawn", "independent"
 
 
-@dataclass(frozen=True)
-class Params:
+class Params(Parameters):
     """Rates in req/s: Alpaca's as the authors ran it; ShareGPT's is not stated, 2 req/s is that of Fig. 13. Beams run
     for `beam_seconds`. `turnovers` are shares of beams replaced at a step, made up to show the sensitivity. `beams` is
     a recording's file (default: the package's own); `lengths` a CSV file of pairs in place of ShareGPT's."""
 
-    methods: tuple[str, ...] = METHODS
-    workloads: tuple[str, ...] = WORKLOADS
-    widths: tuple[int, ...] = (2, 4, 6)
-    rate_alpaca: float = 20.0
-    rate_sharegpt: float = 2.0
-    duration_s: float = 1800.0
-    beam_seconds: float = 300.0
-    turnovers: tuple[float, ...] = (0.02, 0.1, 0.4)
-    seeds: tuple[int, ...] = (0, 1, 2)
-    beams: str | None = None
-    lengths: str | None = None
+    methods: tuple[str, ...]
+    workloads: tuple[str, ...]
+    widths: tuple[int, ...]
+    rate_alpaca: float
+    rate_sharegpt: float
+    duration_s: float
+    beam_seconds: float
+    turnovers: tuple[float, ...]
+    seeds: tuple[int, ...]
+    beams: str | None
+    lengths: str | None
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _possible(self) -> Params:
         check_methods(self.methods)
         check_some("workloads", self.workloads)
         for workload in self.workloads:
@@ -85,6 +81,7 @@ class Params:
             for workload in self.workloads:
                 for width in self.widths:
                     recording(KINDS[workload], self.beams).parents(0, width, 0)
+        return self
 
 
 def check_methods(methods: tuple[str, ...]) -> None:

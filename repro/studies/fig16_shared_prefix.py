@@ -11,12 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pydantic import model_validator
+
 from repro.engine.config import DEPLOYMENTS
 from repro.engine.errors import UserError
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.engine.systems import System, system
 from repro.harness.experiment import Point
+from repro.harness.parameters import Parameters
 from repro.report import paper
 from repro.report.claims import Judgement
 from repro.simulate.cost_model import CostModel
@@ -32,13 +35,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CAPTION = {
-    "fig16_shared_prefix": "Fig. 16: LLaMA-13B translates sentences after a shared prefix of 80 tokens (one example) "
-    "or 341 "
-    "(five). Hollow: the paper's points. Right: vLLM's rate at 0.5 s/token over Orca (Oracle)'s, as drawn "
-    "and with one assumption changed; grey, the paper's ratio within 15 %. How fast prompts are computed and how "
-    "long sentences are decide it, and neither is in the paper."
-}
 MODEL, LEVEL = "llama-13b", 0.5  # s/token
 #: prefix tokens -> panel of Fig. 16
 PANELS = {80: "1-shot/80", 341: "5-shot/341"}
@@ -67,20 +63,20 @@ ASSUMPTIONS: dict[str, Assumption] = {
 DRAWN = next(iter(ASSUMPTIONS))
 
 
-@dataclass(frozen=True)
-class Params:
+class Params(Parameters):
     """`prefixes` in tokens. Traces last `max_seconds`, those of the right panel `sensitivity_seconds`. `sentences`
     replaces the default lengths: "hub", a file of the data set, or a CSV file of pairs without the prefix."""
 
-    prefixes: tuple[int, ...] = tuple(PANELS)
-    max_seconds: float = 3600.0
-    sensitivity_seconds: float = 300.0
-    seeds: tuple[int, ...] = (0,)
-    crossings: bool = True
-    precision: float = 0.01
-    sentences: str | None = None
+    prefixes: tuple[int, ...]
+    max_seconds: float
+    sensitivity_seconds: float
+    seeds: tuple[int, ...]
+    crossings: bool
+    precision: float
+    sentences: str | None
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _possible(self) -> Params:
         check_some("prefixes", self.prefixes)
         for prefix in self.prefixes:
             if not 1 <= prefix <= 1024:
@@ -88,6 +84,7 @@ class Params:
         check_seeds(self.seeds)
         for name in ("max_seconds", "sensitivity_seconds", "precision"):
             check_positive(name, getattr(self, name))
+        return self
 
 
 def points(params: Params) -> list[Point]:

@@ -7,13 +7,16 @@ crossings are shown against that share, from conversations of two rounds to a si
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from pydantic import model_validator
 
 from repro.engine.config import DEPLOYMENTS
 from repro.engine.errors import UserError
 from repro.engine.systems import System, system
 from repro.harness.experiment import Point
+from repro.harness.parameters import Parameters
 from repro.report import paper
 from repro.report.claims import Judgement
 from repro.simulate.cost_model import CostModel
@@ -27,13 +30,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CAPTION = {
-    "fig17_chatbot": "Fig. 17: the chatbot on OPT-13B. Left: normalized latency; hollow, the paper's points. Middle: "
-    "where each "
-    "system reaches 0.5 s/token, against the share of prompts that fill all 1024 tokens, which the paper does "
-    "not state; rimmed, the rule as the paper states it; dotted, the paper's crossings. Right: "
-    "vLLM's rate over each Orca's under other assumptions of the cost model; the text says 2."
-}
 MODEL, PANEL, LEVEL = "opt-13b", "opt-13b/chatbot", 0.5  # s/token
 #: Requests hold 1,000 tokens and more, so of Fig. 12's two anchors for this model we take the one of the longer
 #: contexts.
@@ -58,20 +54,20 @@ ASSUMPTIONS: dict[str, tuple[str, str, float | None]] = {
 STATED, DRAWN = next(iter(CONVERSATIONS)), next(iter(ASSUMPTIONS))
 
 
-@dataclass(frozen=True)
-class Params:
+class Params(Parameters):
     """`band_seeds` run the other conversations and assumptions. `lengths` is a CSV file of rounds in place of
     ShareGPT's."""
 
-    systems: tuple[str, ...] = ("orca-max", "orca-pow2", "orca-oracle", "vllm")
-    max_seconds: float = 3600.0
-    seeds: tuple[int, ...] = (0, 1, 2)
-    band_seeds: tuple[int, ...] = (0,)
-    crossings: bool = True
-    precision: float = 0.01
-    lengths: str | None = None
+    systems: tuple[str, ...]
+    max_seconds: float
+    seeds: tuple[int, ...]
+    band_seeds: tuple[int, ...]
+    crossings: bool
+    precision: float
+    lengths: str | None
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _possible(self) -> Params:
         check_systems(self.systems)
         check_seeds(self.seeds)
         check_seeds(self.band_seeds)
@@ -81,6 +77,7 @@ class Params:
             raise UserError(
                 f"systems = {list(self.systems)}: the figure compares vllm with others; name vllm and at least one more"
             )
+        return self
 
 
 def points(params: Params) -> list[Point]:

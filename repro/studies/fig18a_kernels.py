@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import model_validator
 
 from repro.bench import kept
 from repro.engine.errors import UserError
 from repro.harness.experiment import Point
+from repro.harness.parameters import Parameters
 from repro.report import paper
 from repro.report.claims import Judgement
 from repro.studies.fig18b_block_size import REFERENCE
@@ -29,23 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CAPTION = {
-    "fig18a_kernels": (
-        "Fig. 18a. The paper's two kernels (hollow; A100), and on another GPU ours over permuted blocks and over "
-        "blocks in order, and torch's SDPA on contiguous K and V: OPT-13B's 40 heads of 128, blocks of 16, replayed in "
-        "CUDA graphs. Right: the paged kernel's time over a contiguous one's."
-    ),
-    "fig18a_bandwidth": (
-        "Bytes of K and V over the kernel's time, as a fraction of the copy bandwidth of the same run. Decoding reads "
-        "each byte once, so this is how near a kernel is to its floor. A copy also writes, and reading alone can be "
-        "faster than that."
-    ),
-    "fig18a_paging": (
-        "One kernel over permuted blocks and over blocks in order: what scattered memory costs. It looks its blocks up "
-        "in both cases."
-    ),
-    "fig18a_block_sizes": "Our kernel at each block size, over its time with blocks of 16.",
-}
 BENCHMARKS = ("fig18a", "decode", "block_sizes")
 BATCHES, CONTEXTS = (8, 32), (64, 128, 256)  # Fig. 18a's
 HEADS = {"40 x 128": "OPT-13B: 40 heads of 128", "32/8 x 128": "LLaMA-3.1-8B: 32 query, 8 KV heads of 128"}
@@ -59,17 +44,18 @@ CLOCKED = {"linewidth": 1.6, "markersize": 5.5, "markeredgecolor": "black", "mar
 HOLLOW = {"linestyle": (0, (1, 1.6)), "linewidth": 1.0, "markersize": 7, "markerfacecolor": "none"}
 
 
-@dataclass(frozen=True)
-class Params:
+class Params(Parameters):
     """`gpu` as for repro.bench.kept: "auto" or a folder of experiments/recorded; `dtype` that of the many shapes (all
     else is float16)."""
 
-    gpu: str = kept.AUTO
-    dtype: str = "float16"
+    gpu: str
+    dtype: str
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _possible(self) -> Params:
         if self.dtype not in DTYPES:
             raise UserError(f"dtype = {self.dtype!r} is not recorded; known: {', '.join(DTYPES)}")
+        return self
 
 
 def points(params: Params) -> list[Point]:

@@ -10,14 +10,17 @@ kernel takes. (With larger blocks it differs by 1 % at most; that is left out.)"
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import model_validator
 
 from repro.bench import kept
 from repro.engine.config import check_block_size
 from repro.engine.systems import system
 from repro.harness.experiment import Point
+from repro.harness.parameters import Parameters
 from repro.report import paper
 from repro.report.claims import Judgement
 from repro.simulate.metrics import UsageSamples
@@ -30,14 +33,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CAPTION = {
-    "fig18b_block_size": "Fig. 18b and its effects apart: slots of last blocks that hold no token (replayed); the "
-    "time of our attention "
-    "kernel over that with blocks of 16 (recorded); latency end to end with the first effect alone and with both. "
-    "The paper's latency (hollow) also rises below 16, by its own account because its kernel leaves the GPU idle "
-    "there; "
-    "ours hardly slows down."
-}
 REFERENCE = 16  # tokens: the block size of Fig. 1 and Fig. 12, on which the cost model is calibrated
 #: The recorded batch that stands for a serving one: 64 sequences of mixed lengths, OPT-13B's heads.
 SHAPE = {
@@ -50,26 +45,27 @@ SHAPE = {
 WASTE, BOTH = "last-block waste", "waste and kernel"
 
 
-@dataclass(frozen=True)
-class Params:
+class Params(Parameters):
     """Rates in req/s: Alpaca's is the authors', ShareGPT's that of Fig. 19b. `gpu` is "auto" or a folder of
     experiments/recorded (see repro.bench.kept); without its rows the kernel's effect is left out."""
 
-    rate_sharegpt: float = 2.01
-    rate_alpaca: float = 30.1
-    block_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-    duration_s: float = 3600.0
-    seeds: tuple[int, ...] = (0,)
-    gpu: str = kept.AUTO
-    lengths: str | None = None
+    rate_sharegpt: float
+    rate_alpaca: float
+    block_sizes: tuple[int, ...]
+    duration_s: float
+    seeds: tuple[int, ...]
+    gpu: str
+    lengths: str | None
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _possible(self) -> Params:
         check_some("block_sizes", self.block_sizes)
         check_seeds(self.seeds)
         for name in ("rate_sharegpt", "rate_alpaca", "duration_s"):
             check_positive(name, getattr(self, name))
         for size in self.block_sizes:
             check_serving("opt-13b", "a100-2023", check_block_size(size), None)
+        return self
 
 
 def points(params: Params) -> list[Point]:

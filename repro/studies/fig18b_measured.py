@@ -22,13 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CAPTION = {
-    "fig18b_measured": "vLLM saturated on one GPU by block size (OPT-13B, 12 GB of K/V). Left: ShareGPT, preempted "
-    "requests recomputed or swapped "
-    "(Fig. 19b); whiskers: 95 % interval from five parts of the run. Middle: Alpaca, whose requests are short (Fig. "
-    "18b). "
-    "Right: why: the share of the pool that holds token states."
-}
 #: series -> (label, colour, marker)
 LOOKS = {
     ("sharegpt", "recompute"): ("ShareGPT, recompute", "#0072B2", "o"),

@@ -13,15 +13,18 @@ The model knows last-block waste and the cost of transfers, not how efficient th
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import model_validator
 
 from repro.bench import kept
 from repro.engine.config import GB, check_block_size
 from repro.engine.scheduler import PreemptionMode
 from repro.engine.systems import system
 from repro.harness.experiment import Point
+from repro.harness.parameters import Parameters
 from repro.report import paper
 from repro.report.claims import Judgement
 from repro.simulate.profiles import a100_2023, cost_model
@@ -33,14 +36,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CAPTION = {
-    "fig19_preemption": "Fig. 19. (a) Swapping and recomputing 256 tokens against the block size; the swap curves "
-    "are calibrated on the "
-    "paper's points (hollow), recomputation is not; black edges: recorded on another GPU. The authors' script "
-    "multiplies "
-    "the recomputation that it plots by 0.9. (b) Latency with either way of preemption at the paper's rate, which lies "
-    "beyond the 1.93 req/s at which vLLM saturates in Fig. 12, and at a rate below that."
-}
 TOKENS = 256
 BLOCK_SIZES = tuple(2**power for power in range(9))
 MODES = {"recompute": PreemptionMode.RECOMPUTE, "swap": PreemptionMode.SWAP}
@@ -65,19 +60,19 @@ COLORS = {
 MARKERS = {"recompute": "o", "swap": "s", "swap-in": "^", "swap-out": "v", "swap-in+out": "s"}
 
 
-@dataclass(frozen=True)
-class Params:
+class Params(Parameters):
     """`rates` in req/s: the first one is the paper's. `block_sizes` of the runs end to end. `gpu` names a folder of
     experiments/recorded; without its rows nothing recorded is drawn."""
 
-    rates: tuple[float, ...] = (2.01, 1.8)
-    block_sizes: tuple[int, ...] = (8, 16, 32, 64, 128)
-    duration_s: float = 3600.0
-    seeds: tuple[int, ...] = (0, 1)
-    gpu: str = kept.AUTO
-    lengths: str | None = None
+    rates: tuple[float, ...]
+    block_sizes: tuple[int, ...]
+    duration_s: float
+    seeds: tuple[int, ...]
+    gpu: str
+    lengths: str | None
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _possible(self) -> Params:
         check_some("rates", self.rates)
         check_some("block_sizes", self.block_sizes)
         check_seeds(self.seeds)
@@ -86,6 +81,7 @@ class Params:
         check_positive("duration_s", self.duration_s)
         for size in self.block_sizes:
             check_serving("opt-13b", "a100-2023", check_block_size(size), None)
+        return self
 
 
 def points(params: Params) -> list[Point]:

@@ -47,16 +47,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CAPTION = {
-    "saturated_queue": "A queue that never empties, 405,239 slots, prompts of 1,000 to 7,000 tokens and outputs of 1 "
-    "to 511 (both uniform: our "
-    "assumption). Above: where the slots are. Below: tokens a step. Hollow: as the explainer prints it. What is "
-    "declared and not used "
-    "costs contiguous memory sequences; paging does not even see what was declared.",
-    "saturated_queue_fragmentation": "The oracle reserves exactly what each request will need, and still its next "
-    "one waits at every step shown: enough slots are "
-    "free, but the largest piece is too small.",
-}
 COLORS = {"contiguous": "#D55E00", "oracle": "#009E73", "paged": "#0072B2"}
 SLOT_KIB = 144  # K and V of one token: 36 layers, 8 KV heads of 128, 2 bytes
 SAMPLE_EVERY = 10  # steps between two looks at where the slots are

@@ -12,13 +12,16 @@ poor."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import model_validator
 
 from repro.bench import kept
 from repro.engine.config import DEPLOYMENTS
 from repro.harness.experiment import Point
+from repro.harness.parameters import Parameters
 from repro.report.claims import Judgement
 from repro.simulate.load import Load, predict
 from repro.simulate.step_times import StepTimes
@@ -29,12 +32,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-CAPTION = {
-    "sim_vs_real": "Runs of the real engine (across) and their prediction in virtual time (up), from step times "
-    "measured on a grid and "
-    "never from a run: on the line they are equal, grey is within 5 %. Whiskers: the 95 % interval of the measurement. "
-    "A latency near saturation depends on its queue, which a few per cent of speed change a lot."
-}
 #: quantity -> (label, whether it is drawn on logarithmic axes)
 QUANTITIES = {
     "tokens_per_s": ("output tokens/s", True),
@@ -47,27 +44,28 @@ FEWEST = 6
 CPU_WORKLOAD, CPU_KV_SLOTS, CPU_MAX_LEN = "alpaca", 2048, 512
 
 
-@dataclass(frozen=True)
-class Params:
+class Params(Parameters):
     """`gpu` as for fig12_measured. `cpu_systems` are measured here, each for `stop_s` seconds, of which `warm_s` are
     warm-up, with the model `cpu_model`; vLLM also at `multiples` of its own saturation. Without the embedded model a
     tiny one takes its place."""
 
-    gpu: str = kept.AUTO
-    cpu_model: str = "smollm2"
-    cpu_systems: tuple[str, ...] = ("vllm", "orca-max")
-    multiples: tuple[float, ...] = (0.6,)
-    warm_s: float = 3.0
-    stop_s: float = 10.0
-    seed: int = 0
+    gpu: str
+    cpu_model: str
+    cpu_systems: tuple[str, ...]
+    multiples: tuple[float, ...]
+    warm_s: float
+    stop_s: float
+    seed: int
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _possible(self) -> Params:
         kept.find(self.gpu, kept.SERVING)
         check_systems(self.cpu_systems)
         check_positive("stop_s", self.stop_s)
         for multiple in self.multiples:
             check_positive("multiples", multiple)
         Load("vllm", CPU_WORKLOAD, None, self.warm_s, self.stop_s)
+        return self
 
 
 def points(params: Params) -> list[Point]:

@@ -13,10 +13,11 @@ Three things that V1's tuning guide and an article on its batching say, on the p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import model_validator
 
 from repro.engine.chunked import ChunkedOutput, ChunkedPrefillConfig, ChunkedPrefillScheduler
 from repro.engine.errors import UserError
@@ -24,6 +25,7 @@ from repro.engine.loop import Engine, Observer
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.harness.experiment import Point
+from repro.harness.parameters import Parameters
 from repro.report.claims import Judgement
 from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.profiles import cost_model
@@ -36,16 +38,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CAPTION = {
-    "token_budget": "OPT-13B with chunked prefill against the token budget of an iteration. A small budget keeps the "
-    "time between tokens short, above "
-    "all the rare long ones; a large one lets a prompt run at once and brings the first token sooner. Near "
-    "saturation (orange) much of "
-    "the mean time to the first token is waiting for memory, while its median still falls.",
-    "token_budget_steps": "What each iteration runs when 100 short requests and 5 of 8,000 tokens arrive together, "
-    "with a budget of 512: all decodes, then "
-    "prompts, cut to fill the budget.",
-}
 QUIZ_BLOCKS, BLOCK_SIZE = 10_000, 16
 QUIZ = {"short first": [(256, 100)] * 100 + [(8000, 100)] * 5, "long first": [(8000, 100)] * 5 + [(256, 100)] * 100}
 QUIZ_BUDGETS = (512, 2048, 8192)
@@ -54,20 +46,20 @@ COLORS = ("#0072B2", "#E69F00")
 TIMES = ("gap_mean_ms", "gap_999_ms", "first_mean_ms", "first_median_ms")
 
 
-@dataclass(frozen=True)
-class Params:
+class Params(Parameters):
     """Rates in req/s, the easy one first; `budgets` in tokens, from the smallest up; `max_num_seqs` sequences run at
     most."""
 
-    rates_sharegpt: tuple[float, ...] = (1.0, 1.5)
-    rates_chatbot: tuple[float, ...] = (0.4, 0.8)
-    budgets: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048)
-    max_num_seqs: int = 64
-    duration_s: float = 900.0
-    seeds: tuple[int, ...] = (0, 1)
-    lengths: str | None = None
+    rates_sharegpt: tuple[float, ...]
+    rates_chatbot: tuple[float, ...]
+    budgets: tuple[int, ...]
+    max_num_seqs: int
+    duration_s: float
+    seeds: tuple[int, ...]
+    lengths: str | None
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _possible(self) -> Params:
         for name in ("rates_sharegpt", "rates_chatbot", "budgets"):
             check_some(name, getattr(self, name))
         for rate in (*self.rates_sharegpt, *self.rates_chatbot, self.duration_s):
@@ -77,6 +69,7 @@ class Params:
             raise UserError(f"budgets = {list(self.budgets)} must go from the smallest to the largest")
         for budget in self.budgets:
             ChunkedPrefillConfig(max_num_seqs=self.max_num_seqs, max_num_batched_tokens=budget)
+        return self
 
 
 def points(params: Params) -> list[Point]:

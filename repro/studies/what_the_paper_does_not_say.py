@@ -10,8 +10,10 @@ notebooks have the seeds and the sensitivity that this one leaves out. The words
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from pydantic import model_validator
 
 from repro.engine.loop import Engine, Observer
 from repro.engine.memory import PagedKVCacheManager
@@ -19,6 +21,7 @@ from repro.engine.scheduler import PreemptionMode, Scheduler, SchedulerConfig, S
 from repro.engine.sequence import Request, SamplingParams
 from repro.engine.systems import system
 from repro.harness.experiment import Point
+from repro.harness.parameters import Parameters
 from repro.report.claims import Judgement
 from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.metrics import UsageSamples
@@ -33,18 +36,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-CAPTION = {
-    "what_the_paper_does_not_say": (
-        "What the paper leaves open or states in two ways: both readings, and what ours gives. One seed; the notebook "
-        "that an item belongs to has the others."
-    ),
-    "both_readings": (
-        'Six of them drawn; hollow and dotted: the paper. (a) Rounding to powers of two is most of "external & '
-        'others". (b) Ours batches what Fig. 13b draws at a lower rate than its 30 req/s. (c) vLLM over Orca (Max) on '
-        "ShareGPT wherever both curves are drawn: 8 is not among the ratios. (d) One latency in two figures. (e) "
-        "Recomputing as a share of swapping, and what 20 % may mean. (f) Swapped blocks outnumber the pool."
-    ),
-}
 #: Fig. 2's rate (req/s), at which memory is never enough
 SATURATED = 4.0
 #: the smallest case we know in which the blocks swapped out outnumber the pool: one block holds one token
@@ -52,18 +43,18 @@ SWAP_CASE = {"num_requests": 8, "prompt_tokens": 1, "output_tokens": 22, "num_bl
 ORCAS = ("orca-max", "orca-pow2", "orca-oracle")
 
 
-@dataclass(frozen=True)
-class Params:
+class Params(Parameters):
     """Rates (req/s) around those of Fig. 13; `max_seconds` caps the traces, which otherwise are as long as the
     authors'."""
 
-    rates_sharegpt: tuple[float, ...] = (1.5, 1.75, 1.9, 2.0, 2.1, 2.25)
-    rates_alpaca: tuple[float, ...] = (25.0, 26.5, 28.0, 30.0)
-    max_seconds: float = 3600.0
-    seed: int = 0
-    precision: float = 0.01
+    rates_sharegpt: tuple[float, ...]
+    rates_alpaca: tuple[float, ...]
+    max_seconds: float
+    seed: int
+    precision: float
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _possible(self) -> Params:
         for name in ("rates_sharegpt", "rates_alpaca"):
             check_some(name, getattr(self, name))
             for rate in getattr(self, name):
@@ -71,6 +62,7 @@ class Params:
         check_positive("max_seconds", self.max_seconds)
         check_positive("precision", self.precision)
         check_seeds((self.seed,))
+        return self
 
 
 def points(params: Params) -> list[Point]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
@@ -49,7 +49,8 @@ class Judgement:
 
     `ours` has the keys of the claim's value, in the same unit, or some of them (another experiment may add the rest; a
     key that is None or missing is "not run"). `interval` has the same shape with [low, high] in place of each number:
-    the spread over seeds or readings. ValueError for an unknown evidence, and for a number that is not finite.
+    the spread over seeds or readings. `facts` are the numbers for the places in the experiment's note on the claim.
+    ValueError for an unknown evidence, and for a number that is not finite.
     """
 
     claim_id: str
@@ -57,6 +58,7 @@ class Judgement:
     evidence: str
     interval: Tree = None
     note: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.evidence not in EVIDENCE:

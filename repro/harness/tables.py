@@ -1,0 +1,119 @@
+"""An experiment's rows: named tables, each with the columns that tell its rows apart, one CSV file each.
+
+A study declares its tables (`TABLES`: name -> key columns). Everything that reads rows asks for a table by name, and
+everything that compares rows does it by keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repro.engine.errors import UserError
+from repro.hashing import canonical_json, sha256_text, write_atomically
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: What every row says of itself, whatever its table.
+ABOUT = ("evidence", "device", "seed", "trace_hash")
+Row = dict[str, "str | int | float | bool | None"]
+
+
+class Rows(dict[str, "pd.DataFrame"]):
+    """Table -> its rows. `keys` are the columns that tell the rows of a table apart; a table may be empty."""
+
+    def __init__(self, tables: Mapping[str, pd.DataFrame], keys: Mapping[str, tuple[str, ...]]) -> None:
+        super().__init__(tables)
+        self.keys_of = dict(keys)
+
+    @classmethod
+    def collect(
+        cls, contents: Iterable[Mapping[str, list[dict[str, Any]]]], keys: Mapping[str, tuple[str, ...]]
+    ) -> Rows:
+        """The tables of all points in their order. ValueError if two rows of a table have equal keys, or if there is a
+        table that the study does not declare: both are mistakes of the study."""
+        import pandas as pd
+
+        found: dict[str, list[Row]] = {name: [] for name in keys}
+        for content in contents:
+            for name, rows in content.items():
+                if name not in found:
+                    raise ValueError(f"a point gave rows of a table {name!r}; the study declares {', '.join(keys)}")
+                found[name] += rows
+        tables = {name: pd.DataFrame(rows) if rows else _empty(keys[name]) for name, rows in found.items()}
+        for name, table in tables.items():
+            if table.duplicated(list(keys[name])).any():
+                twice = table[table.duplicated(list(keys[name]))].iloc[0][list(keys[name])].to_dict()
+                raise ValueError(f"two rows of the table {name!r} have the keys {twice}")
+        return cls(tables, keys)
+
+    @classmethod
+    def read(cls, files: Mapping[str, Path | bytes], keys: Mapping[str, tuple[str, ...]]) -> Rows:
+        """Tables from their files or contents; those without a file are empty."""
+        return cls({name: read_table(files[name]) if name in files else _empty(keys[name]) for name in keys}, keys)
+
+    def written(self) -> dict[str, bytes]:
+        """Table -> its CSV text, of the tables that have rows."""
+        return {name: csv_of(table) for name, table in self.items() if len(table)}
+
+    def write(self, folder: Path, prefix: str = "") -> dict[str, str]:
+        """Write <prefix><table>.csv for each table that has rows, and remove those of others; table -> file name."""
+        names = {name: f"{prefix}{name}.csv" for name in self.written()}
+        for name, content in self.written().items():
+            write_atomically(folder / names[name], content)
+        for stale in folder.glob(f"{prefix}*.csv"):
+            if stale.name not in names.values():
+                stale.unlink()
+        return names
+
+    def described(self) -> dict[str, dict[str, Any]]:
+        """Table -> how many rows it has, its key columns, and the hash of its CSV text."""
+        return {
+            name: {
+                "rows": len(self[name]),
+                "keys": list(self.keys_of[name]),
+                "sha256": hashlib.sha256(content).hexdigest(),
+            }
+            for name, content in self.written().items()
+        }
+
+    def hash(self) -> str:
+        """One hash of all tables."""
+        return tables_hash({name: about["sha256"] for name, about in self.described().items()})
+
+    def distinct(self, column: str) -> list[str]:
+        """The values of a column in all tables, as text, in order."""
+        return sorted({str(value) for table in self.values() if column in table for value in table[column].dropna()})
+
+
+def tables_hash(hashes: Mapping[str, str]) -> str:
+    """The hash of a set of tables from the hashes of their CSV texts."""
+    return sha256_text(canonical_json(dict(hashes)))
+
+
+def csv_of(table: pd.DataFrame) -> bytes:
+    """A table as CSV text: columns and rows in their order, floats in their shortest exact form."""
+    return table.to_csv(index=False, lineterminator="\n").encode()
+
+
+def read_table(source: Path | bytes) -> pd.DataFrame:
+    """Rows as they were written: an empty cell is a missing value, and no text is taken for one. UserError if the file
+    is absent or damaged."""
+    import pandas as pd
+
+    name = source if isinstance(source, Path) else "the rows"
+    try:
+        data = source.read_bytes() if isinstance(source, Path) else source
+        return pd.read_csv(io.BytesIO(data), keep_default_na=False, na_values=[""], low_memory=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{name} cannot be read as rows: {str(error).splitlines()[0]}") from None
+
+
+def _empty(keys: Iterable[str]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(columns=list(dict.fromkeys((*keys, *ABOUT))))
