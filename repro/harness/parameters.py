@@ -110,7 +110,7 @@ def _checked(cls: type[Parameters], sources: Mapping[str, Mapping[Any, Any]]) ->
             raise UserError(str(cause or first["msg"])) from None
         name = str(first["loc"][0])
         source = origin.get(name, next(iter(sources)))
-        if first["type"] == "missing":
+        if first["type"] == "missing" and len(first["loc"]) == 1:
             raise UserError(f"{source}: parameter {name!r} is missing; give it a value") from None
         annotation = get_type_hints(cls, include_extras=True)[name]
         raise UserError(f"{source}: parameter {name!r} {_fault(values[name], annotation, first)}") from None

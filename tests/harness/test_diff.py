@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from repro.harness.rows import rows_csv
 
 from repro.cli import main
 from repro.engine.errors import UserError
 from repro.harness.diff import compare, first_difference
-from repro.harness.rows import rows_csv
 from repro.harness.runs import kept_runs, read_rows
 
 

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
+from repro.harness.rows import rows_csv, rows_hash
 
 from repro import hashing
 from repro.engine.errors import UserError
-from repro.harness.rows import rows_csv, rows_hash
 from repro.hashing import canonical_json, sha256_text
 from repro.report import embedding
 from repro.report.embedding import figure_bytes, read_embedded
