@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--recompute", action="store_true", help="compute all rows again, not only the cheap ones")
     verify.set_defaults(command=_verify)
     diff = commands.add_parser("diff", help="say which numbers moved between two runs, against the seeds' spread")
-    diff.add_argument("a", metavar="A", help="a rows.csv, a folder of results or figures, or a commit")
+    diff.add_argument("a", metavar="A", help="a table's CSV file, a folder of results or figures, or a commit")
     diff.add_argument("b", metavar="B", help="the same for the other run")
     diff.add_argument("--lines", type=int, default=10, metavar="N", help="numbers shown an experiment (10; 0: all)")
     diff.set_defaults(command=_diff)
@@ -217,13 +217,12 @@ def _summarise(outcomes: Mapping[str, str], where: paths.Folders) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from repro.harness.parameters import read_parameter_file
+    from repro.harness.experiment import parameter_file
 
-    where = paths.folders()
-    width = max(map(len, where.stems()), default=0)
-    for stem in where.stems():
-        title, _, _ = read_parameter_file(where.experiments / f"{stem}.yaml")
-        print(f"{stem:{width}}  {title}")
+    stems = paths.folders().stems()
+    width = max(map(len, stems), default=0)
+    for stem in stems:
+        print(f"{stem:{width}}  {parameter_file(stem).title}")
     return 0
 
 

@@ -17,8 +17,8 @@ from fake_project import CELLS, FakeProject
 
 from repro import paths
 from repro.cli import main
-from repro.harness import rows
 from repro.harness.notebook import read_notebook
+from repro.harness.tables import csv_of
 from repro.report import embedding
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -50,13 +50,13 @@ def test_reproduce_goes_on_after_a_failure(project: FakeProject, capfd: pytest.C
     assert written(project) == [
         "figures/claims.json",
         "figures/index.html",
-        "figures/tiny.csv",
+        "figures/tiny.runs.csv",
         "figures/tiny.json",
         "figures/tiny.png",
         "figures/tiny.svg",
         "results/failing/failing.ipynb",
         "results/tiny/manifest.json",
-        "results/tiny/rows.csv",
+        "results/tiny/runs.csv",
         "results/tiny/tiny.ipynb",
     ]
     executed = read_notebook(project.folder / "results" / "tiny" / "tiny.ipynb")
@@ -108,7 +108,7 @@ def test_verify_does_not_expect_measured_times_to_come_out_equal_twice(
 
 
 def test_verify_names_the_first_thing_that_was_changed(drawn: FakeProject, capfd: pytest.CaptureFixture[str]) -> None:
-    figures, rows = drawn.folder / "figures", drawn.folder / "results" / "tiny" / "rows.csv"
+    figures, rows = drawn.folder / "figures", drawn.folder / "results" / "tiny" / "runs.csv"
 
     def says(*expected: str) -> None:
         assert main(["verify", "all"]) == 1
@@ -122,8 +122,8 @@ def test_verify_names_the_first_thing_that_was_changed(drawn: FakeProject, capfd
         says(*expected)
         path.write_text(kept)
 
-    changed(rows, "3.0", "3.1", "rows_hash is", "rows.csv")
-    changed(figures / "tiny.csv", "3.0", "3.1", "rows_hash is", "tiny.csv")
+    changed(rows, "3.0", "3.1", "rows_hash is", "manifest.json")
+    changed(figures / "tiny.runs.csv", "3.0", "3.1", "rows_hash is", "tiny.json")
     changed(
         figures / "tiny.json",
         '"exact"',
@@ -140,14 +140,15 @@ def test_verify_names_the_first_thing_that_was_changed(drawn: FakeProject, capfd
     drawn.edit_study("SLOPE = 0.1", "SLOPE = 0.3")
     says("code_hash is")
     drawn.edit_study("SLOPE = 0.3", "SLOPE = 0.1")
-    for path in (rows, figures / "tiny.csv"):
+    for path in (rows, figures / "tiny.runs.csv"):
         path.unlink()
-    says("its rows cannot be checked: there is no tiny.csv beside it")
+    says("its rows cannot be checked: no tables are beside it")
 
 
 def test_verify_notices_rows_that_the_code_does_not_give(drawn: FakeProject, capfd: pytest.CaptureFixture[str]) -> None:
     """Rows, figures, sidecars and manifest forged together, hashes and all: only computing again can tell."""
-    run, forged = drawn.open(), drawn.open().rows().assign(latency=1.0)
+    run, forged = drawn.open(), drawn.open().rows()
+    forged["runs"] = forged["runs"].assign(latency=1.0)
     drawn.calls()
     run.draw(forged)
     code = run.hashes()["code_hash"]
@@ -157,9 +158,9 @@ def test_verify_notices_rows_that_the_code_does_not_give(drawn: FakeProject, cap
         path.write_bytes(embedding.figure_bytes(run.study.draw(forged, run.params)["tiny"], file_format, embedded))
     sidecar = drawn.folder / "figures" / "tiny.json"
     sidecar.write_text(sidecar.read_text().replace('"code_hash": null', f'"code_hash": "{code}"'))
-    (drawn.folder / "results" / "tiny" / "rows.csv").write_bytes(rows.rows_csv(forged))
+    (drawn.folder / "results" / "tiny" / "runs.csv").write_bytes(csv_of(forged["runs"]))
     assert main(["verify"]) == 1
-    said = "computed again, its rows differ: latency of row 1 is 1.0 kept and 0.30000000000000004 now"
+    said = "computed again, its rows differ: table runs: latency of row 1 is 1.0 kept and 0.30000000000000004 now"
     assert said in capfd.readouterr().out
 
 
@@ -173,12 +174,12 @@ def test_lengths_go_to_a_folder_of_their_own_with_all_figures(
         for name in (
             "figures/claims.json",
             "figures/index.html",
-            "figures/tiny.csv",
+            "figures/tiny.runs.csv",
             "figures/tiny.json",
             "figures/tiny.png",
             "figures/tiny.svg",
             "tiny/manifest.json",
-            "tiny/rows.csv",
+            "tiny/runs.csv",
             "tiny/tiny.ipynb",
         )
     ]
@@ -279,7 +280,7 @@ def test_ctrl_c_says_how_to_go_on(project: FakeProject) -> None:
         (["verify", "../notebooks/tiny.ipynb"], "there is no figure"),
         (["diff", "none", "figures"], "'none' is neither a file, a folder nor a commit"),
         (["diff", "--", "--output=x", "figures"], "'--output=x' is neither a file"),
-        (["diff", "experiments", "experiments"], "experiments holds no rows"),
+        (["diff", "experiments", "experiments"], "experiments holds no tables"),
         (["diff", ".", ".", "--lines", "-1"], "--lines -1 must be"),
     ],
 )

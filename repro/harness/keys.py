@@ -106,7 +106,13 @@ class _Collector:
         if module == "__main__" and inspect.isclass(thing):
             described["of"] = self.describe([thing.__bases__, _members(thing)], f"{where}, {name}")
         elif inspect.isfunction(thing) and (module == "__main__" or "<locals>" in name):
-            tree = _source(thing, where) if module == "__main__" else ast.Module([], [])
+            try:
+                tree = normalised(ast.parse(textwrap.dedent(inspect.getsource(thing)) if module == "__main__" else ""))
+            except (OSError, SyntaxError, TypeError) as error:
+                message = (
+                    f"{where}: the source of {name} cannot be read; define it with `def` in a notebook cell or a file"
+                )
+                raise UserError(message) from error
             self.roots.update(imports_of(tree))
             described |= {"source": canonical_source(tree), "values": self._values(thing, names_in(tree), where)}
         return described
@@ -141,16 +147,6 @@ def _members(thing: type) -> dict[str, Any]:
         elif not (name.startswith("__") or name == "_abc_impl" or inspect.isdatadescriptor(member)):
             members[name] = member
     return members
-
-
-def _source(function: types.FunctionType, where: str) -> ast.Module:
-    try:
-        return normalised(ast.parse(textwrap.dedent(inspect.getsource(function))))
-    except (OSError, SyntaxError, TypeError) as error:
-        raise UserError(
-            f"{where}: the source of {function.__qualname__} cannot be read; define it with `def` in a notebook cell "
-            "or in a file"
-        ) from error
 
 
 def _file_or_value(value: Any) -> Any:

@@ -57,19 +57,17 @@ class Sources:
     def reached(self, roots: Iterable[Part]) -> dict[Part, str]:
         """Every part that the given ones reach, themselves included -> the hash of its source."""
         reached: dict[Part, str] = {}
-        todo, seen = list(roots), set()
+        todo = list(roots)
         while todo:
-            module, dotted = part = todo.pop()
-            if part in seen:
-                continue
-            seen.add(part)
+            module, dotted = todo.pop()
             name, _, attribute = dotted.partition(".")
             if name and self.path(f"{module}.{name}") is not None:
                 todo.append((f"{module}.{name}", attribute or "*"))
             elif (found := self._module(module)) is not None:
-                name, attribute = (name, attribute) if name in found.parts else ("*", "")
-                reached[module, name], links = found.read(name, attribute)
-                todo += [*links, (module.rpartition(".")[0], "")]  # importing a module runs the packages around it
+                part = module, dotted if name in found.parts else "*"
+                if part not in reached:
+                    reached[part], links = found.read(part[1])
+                    todo += [*links, (module.rpartition(".")[0], "")]  # importing a module runs the packages around it
         return reached
 
     def path(self, module: str) -> Path | None:
@@ -104,11 +102,12 @@ class _Module:
             for bound, statement in (binding for whole in body for binding in _bindings(whole)):
                 self.parts.setdefault(bound, []).append(statement)
 
-    def _read(self, name: str, attribute: str) -> tuple[str, list[Part]]:
-        """The hash of a part's source, and the parts that it leads to if `attribute` is taken from it."""
+    def _read(self, dotted: str) -> tuple[str, list[Part]]:
+        """The hash of a part's source, and the parts that it leads to."""
+        name, _, attribute = dotted.partition(".")
         tree = ast.Module(body=self.parts[name], type_ignores=[])
-        used = ["", *(dotted for dotted in names_in(tree) if dotted.partition(".")[0] in self.parts)]
-        links = [(self._name, dotted) for dotted in used] + imports_of(tree, self._package, attribute)
+        used = ["", *(used for used in names_in(tree) if used.partition(".")[0] in self.parts)]
+        links = [(self._name, name) for name in used] + imports_of(tree, self._package, attribute)
         return sha256_text(canonical_source(tree)), links
 
 
