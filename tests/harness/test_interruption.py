@@ -71,7 +71,7 @@ def test_a_command_killed_again_and_again_ends_with_the_same_bytes(project: Fake
     computed += project.calls()
     assert 6 <= len(computed) <= 6 + 2  # a kill costs at most the point that was in flight
     where = project.folder / "results" / "custom"
-    names = ("tiny/rows.csv", "figures/tiny.png", "figures/tiny.svg", "figures/tiny.csv", "figures/claims.json")
+    names = ("tiny/runs.csv", "figures/tiny.png", "figures/tiny.svg", "figures/tiny.runs.csv", "figures/claims.json")
     resumed = {name: (where / name).read_bytes() for name in names}
     shutil.rmtree(project.folder / "results")
     run = project.open(sleep=0.3)
@@ -254,7 +254,7 @@ def test_nothing_but_the_manifests_date_is_read_off_a_clock_that_can_jump() -> N
                     "date.today",
                 ):
                     found.append((path.name, name))
-    assert found == [("provenance.py", "datetime.now")]
+    assert found == [("machine.py", "datetime.now")]
 
 
 def test_a_set_up_waits_for_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
