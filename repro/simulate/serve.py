@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 #: CPU memory for swapped groups, per GPU (the authors' setting)
 SWAP_SPACE_BYTES = 20 * GIB
+#: name of the prefix that all of a run's prompts begin with
+PREFIX = "shared"
 
 
 def trace_seconds(model: str) -> float:
@@ -124,7 +126,7 @@ def serve(
     manager = system.manager(
         deployment.num_blocks(block_size), block_size, deployment.model.max_model_len, SWAP_SPACE_BYTES // block_bytes
     )
-    prefix_id = "shared" if shared_prefix_tokens else None
+    prefix_id = PREFIX if shared_prefix_tokens else None
     if prefix_id and isinstance(manager, PagedKVCacheManager):
         manager.store_prefix(prefix_id, shared_prefix_tokens)
     samples = None if usage_every_s is None else UsageSamples(0.0, math.inf, usage_every_s)
