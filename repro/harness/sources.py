@@ -23,7 +23,7 @@ from repro.engine.errors import UserError
 from repro.hashing import canonical_json, sha256_file, sha256_text
 
 #: Files with these endings hold data that is read, in the package or as an argument.
-DATA_SUFFIXES = (".csv", ".json", ".jsonl", ".parquet", ".txt", ".yaml", ".npz", ".gguf")
+DATA_SUFFIXES = (".csv", ".json", ".jsonl", ".parquet", ".txt", ".toml", ".yaml", ".npz", ".gguf")
 _PACKAGE = Path(__file__).resolve().parent.parent
 _LIBRARY_FOLDERS = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")})
 
