@@ -50,9 +50,9 @@ def test_reproduce_goes_on_after_a_failure(project: FakeProject, capfd: pytest.C
     assert written(project) == [
         "figures/claims.json",
         "figures/index.html",
-        "figures/tiny.runs.csv",
         "figures/tiny.json",
         "figures/tiny.png",
+        "figures/tiny.runs.csv",
         "figures/tiny.svg",
         "results/failing/failing.ipynb",
         "results/tiny/manifest.json",
@@ -174,9 +174,9 @@ def test_lengths_go_to_a_folder_of_their_own_with_all_figures(
         for name in (
             "figures/claims.json",
             "figures/index.html",
-            "figures/tiny.runs.csv",
             "figures/tiny.json",
             "figures/tiny.png",
+            "figures/tiny.runs.csv",
             "figures/tiny.svg",
             "tiny/manifest.json",
             "tiny/runs.csv",
@@ -232,7 +232,7 @@ def test_a_function_defined_in_a_notebook_enters_the_key_with_its_source(project
     )
     project.write_notebook(
         CELLS[0],
-        "from repro import experiment",
+        "from repro.harness import experiment",
         sweep.format("+ 1"),
         sweep.format("+ 1  # the same"),
         sweep.format("+ 2"),

@@ -156,7 +156,7 @@ def main(a: str, b: str, lines: int) -> int:
         if name not in before or name not in after:
             print(f"{name}: only in {a if name in before else b}")
             continue
-        found = _compare_tables(before[name].rows, after[name].rows)
+        found = compare_tables(before[name].rows, after[name].rows)
         same += not found
         reasons = _reasons(before[name].about, after[name].about)
         for table, difference in found.items():
@@ -165,7 +165,7 @@ def main(a: str, b: str, lines: int) -> int:
     return 0 if same == len(names) else 1
 
 
-def _compare_tables(before: Rows, after: Rows) -> dict[str, Difference]:
+def compare_tables(before: Rows, after: Rows) -> dict[str, Difference]:
     """Table -> how it differs, of those that do."""
     found = {}
     for name in sorted({*before, *after}):

@@ -33,10 +33,10 @@ def kept_runs(named: str) -> dict[str, KeptRun]:
     """
     path = Path(named)
     if path.is_file():
-        beside = (_results(path.parent) or _figures(path.parent.iterdir(), Path.read_bytes)).items()
+        beside = (_results(path.parent) or _figures(path.parent.iterdir(), Path)).items()
         found = {stem: _only(run, path) for stem, run in beside if path.name in _files(run.about)}
     elif path.is_dir():
-        found = _results(path) or _figures(path.iterdir(), Path.read_bytes)
+        found = _results(path) or _figures(path.iterdir(), Path)
     else:
         found = _of_commit(named)
     if not found:
@@ -60,32 +60,32 @@ def _only(run: KeptRun, path: Path) -> KeptRun:
 def _results(folder: Path) -> dict[str, KeptRun]:
     manifests = sorted([*folder.glob("manifest.json"), *folder.glob("*/manifest.json")])
     return {
-        path.resolve().parent.name: _run(about, lambda name, path=path: path.with_name(name).read_bytes())
+        path.resolve().parent.name: _run(about, path.with_name)
         for path in manifests
-        if "tables" in (about := _object(path, Path.read_bytes))
+        if "tables" in (about := _object(path))
     }
 
 
-def _figures(files: Iterable[Path], read: Callable[[Path], bytes]) -> dict[str, KeptRun]:
-    """The tables that the sidecars among `files` name."""
+def _figures(files: Iterable[Path], source: Callable[[Path], Path | bytes]) -> dict[str, KeptRun]:
+    """The tables that the sidecars among `files` name; `source` gives a file's path or its content."""
     by_name = {file.name: file for file in files}
     found: dict[str, KeptRun] = {}
     for name in sorted(by_name):
-        about = _object(by_name[name], read) if name.endswith(".json") else {}
+        about = _object(source(by_name[name])) if name.endswith(".json") else {}
         stem, tables = about.get("experiment"), about.get("tables")
         if isinstance(tables, dict) and stem not in found and all(file in by_name for file in _files(about)):
-            found[stem] = _run(about, lambda file: read(by_name[file]))
+            found[stem] = _run(about, lambda file: source(by_name[file]))
     return found
 
 
-def _run(about: dict[str, Any], read: Callable[[str], bytes]) -> KeptRun:
+def _run(about: dict[str, Any], source: Callable[[str], Path | bytes]) -> KeptRun:
     keys = {name: tuple(table["keys"]) for name, table in about["tables"].items()}
-    return KeptRun(Rows.read({name: read(file) for file, name in _files(about).items()}, keys), about)
+    return KeptRun(Rows.read({name: source(file) for file, name in _files(about).items()}, keys), about)
 
 
-def _object(file: Path, read: Callable[[Path], bytes]) -> dict[str, Any]:
+def _object(source: Path | bytes) -> dict[str, Any]:
     try:
-        content = json.loads(read(file))
+        content = json.loads(source.read_bytes() if isinstance(source, Path) else source)
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -1,7 +1,7 @@
 """Fig. 19: what swapping and recomputing a preempted request cost, alone and end to end.
 
 Alone (a): 256 tokens of one sequence of OPT-13B. Swapping moves 256/B blocks out and in again; each costs its bytes at
-the link's rate and a fixed amount. Both numbers are read off this figure (repro/simulate/a100-2023.yaml: calibrations),
+the link's rate and a fixed amount. Both numbers are read off this figure (repro/simulate/a100-2023.toml: calibrations),
 so the swap curves only show how well two numbers describe them. Recomputing is one pass over the tokens, whatever the
 block size. Beside them is drawn what was recorded on a newer GPU (experiments/recorded): swaps with a copy a block and
 layer, as was done in 2023, and with one launch for all, and recomputation by the whole engine.

@@ -16,6 +16,7 @@ from repro.engine.errors import UserError
 from repro.harness.diff import Difference, first_difference
 from repro.harness.diff import compare as compare_by
 from repro.harness.runs import kept_runs
+from repro.harness.tables import Rows, csv_of, read_table
 
 KEYS = ("system", "rate", "seed")
 
@@ -151,7 +152,10 @@ def test_runs_are_files_folders_and_commits(runs: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b'a,b\n1,2,3\n"'])
 def test_a_file_that_holds_no_rows_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "rows.csv").write_bytes(content)
-    with pytest.raises(UserError, match="rows.csv cannot be read as rows") as caught:
-        kept_runs(str(tmp_path / "rows.csv"))
-    assert "\n" not in str(caught.value)
+    about = {"experiment": "x", "tables": {"runs": {"keys": ["a"]}}}
+    (tmp_path / "manifest.json").write_text(json.dumps(about))
+    (tmp_path / "runs.csv").write_bytes(content)
+    for named in (tmp_path, tmp_path / "runs.csv"):
+        with pytest.raises(UserError, match="runs.csv cannot be read as rows") as caught:
+            kept_runs(str(named))
+        assert "\n" not in str(caught.value)
