@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from repro.engine.memory import KVCacheManager, PagedKVCacheManager, reserve_oracle
-from repro.engine.memory.first_fit import FirstFitKVCacheManager
+from repro.engine.memory import ContiguousKVCacheManager, KVCacheManager, PagedKVCacheManager, reserve_oracle
 from repro.engine.scheduler import PreemptionMode, Scheduler, SchedulerConfig, SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams
+from repro.studies.first_fit import FirstFitAllocator
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,12 @@ def memory(setup: Setup, load: Load) -> KVCacheManager:
             paged.store_prefix("system", load.system_prompt)
         return paged
     oracle = setup.memory == "oracle"
-    return FirstFitKVCacheManager(
+    return ContiguousKVCacheManager(
         load.kv_slots,
+        1,
         reservation=reserve_oracle if oracle else lambda request, _: setup.declared,
         max_model_len=load.max_model_len,
-        round_up=not oracle,
+        allocator=FirstFitAllocator(load.kv_slots, round_up=not oracle),
     )
 
 
@@ -103,5 +104,6 @@ def steps(setup: Setup, load: Load, queue: list[Request]) -> Iterator[tuple[Sche
 def head(scheduler: Scheduler) -> tuple[int, int, int]:
     """Slots that the next request needs in one piece, slots that are free, and the largest free piece (contiguous
     memory)."""
-    manager = scheduler.manager
-    return manager.blocks_needed(scheduler.waiting[0]), manager.num_free_blocks, manager.largest_run
+    manager, group = scheduler.manager, scheduler.waiting[0]
+    needed = manager.chunk_blocks(group) * len(group.seqs)
+    return needed, manager.num_free_blocks, manager.allocator.largest_run

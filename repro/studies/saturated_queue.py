@@ -145,16 +145,16 @@ def replay(name: str, setup: Setup, load: Load, seed: int) -> dict[str, Any]:
     tokens = preemptions = discarded = blocked = most = 0
     parts: dict[str, list[float]] = {part: [] for part in ("token_states", "reserved", "internal", "rounding", "free")}
     for scheduler, output in steps(setup, load, queue):
-        tokens += scheduler.num_seqs
+        tokens += scheduler.running.num_seqs
         preemptions += len(output.preempted)
-        discarded += sum(victim.num_generated(0) for victim in output.preempted)
+        discarded += sum(victim.generated_before for victim in output.preempted)
         stored = list(scheduler.stored_lengths(output.iteration))
         if setup.memory == "paged":
             size = setup.block_size
             most = max(
                 most, *(len(scheduler.manager.block_table(group.seqs[0])) * size - length for group, length in stored)
             )
-        elif scheduler.num_seqs < load.max_num_seqs:
+        elif scheduler.running.num_seqs < load.max_num_seqs:
             needed, free, largest = head(scheduler)
             blocked += largest < needed <= free
         if output.iteration % SAMPLE_EVERY == 0:

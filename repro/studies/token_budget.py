@@ -141,7 +141,7 @@ class TokenGaps(Observer):
     def observe(self, engine: Engine, output: ChunkedOutput, start_s: float) -> None:
         now = engine.clock.now
         for group in output.preempted:
-            if group.num_generated(0):
+            if group.generated_before:
                 self._last_s.setdefault(group, start_s)  # it may be driven out again before it has a token
         returned = [
             now - self._last_s.pop(prefill.group) for prefill in output.prefills if prefill.group in self._last_s

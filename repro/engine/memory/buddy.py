@@ -32,8 +32,12 @@ class BuddyAllocator:
 
     @staticmethod
     def rounded(count: int) -> int:
-        """The chunk size that serves `count` blocks: the next power of two."""
+        """The chunk size that serves `count` blocks: the next power of two. Here Orca's chunks are rounded up."""
         return 1 << (count - 1).bit_length()
+
+    def capacity(self, size: int) -> int:
+        """How many chunks of this size an empty pool holds: its initial chunks are the pool's binary digits."""
+        return self.num_blocks // size if size <= self.max_chunk else 0
 
     def can_allocate(self, size: int, count: int = 1) -> bool:
         """Whether `count` chunks of `size` blocks (a power of two) each are free at the same time."""

@@ -123,6 +123,14 @@ class KVCacheManager(ABC):
         A parent that survives must keep its place: parents[p] == p for every p in parents. The copies returned belong
         to the next iteration, since this one has run already."""
 
+    def copies(self, group: SequenceGroup, parents: list[int], num_tokens: int) -> list[CacheOp]:
+        """What lets sequence i take over the first `num_tokens` tokens of sequence `parents[i]` where nothing is
+        shared: copies of the blocks that hold them."""
+        blocks = range(self.cdiv(num_tokens))
+        tables = [self.block_table(seq) for seq in group.seqs]
+        pairs = [(tables[parent], table) for parent, table in zip(parents, tables) if tables[parent] is not table]
+        return [CacheOp(OpKind.COPY, source[i], target[i]) for source, target in pairs for i in blocks]
+
     def free(self, group: SequenceGroup) -> None:
         """Take back everything that the group's sequences hold on the GPU."""
         for seq in group.seqs:

@@ -66,7 +66,7 @@ class PagedKVCacheManager(KVCacheManager):
 
     # Admission and growth
 
-    def _layout(self, group: SequenceGroup, num_tokens: int) -> tuple[int, int, int]:
+    def layout(self, group: SequenceGroup, num_tokens: int) -> tuple[int, int, int]:
         """(blocks of the stored prefix, blocks shared by the group's sequences, blocks of each sequence's own).
 
         Fresh sequences share their whole prompt, the partly filled last block too. Sequences that have generated tokens
@@ -81,11 +81,11 @@ class PagedKVCacheManager(KVCacheManager):
 
     def blocks_needed(self, group: SequenceGroup, num_tokens: int) -> int:
         """Physical blocks that the group takes beyond the stored prefix when all its sequences have this length."""
-        _, shared, own = self._layout(group, num_tokens)
+        _, shared, own = self.layout(group, num_tokens)
         return shared + own * len(group.seqs)
 
     def tokens_to_compute(self, group: SequenceGroup, num_tokens: int) -> int:
-        prefix, shared, _ = self._layout(group, num_tokens)
+        prefix, shared, _ = self.layout(group, num_tokens)
         common = min((prefix + shared) * self.block_size, num_tokens)
         return common - prefix * self.block_size + (num_tokens - common) * len(group.seqs)
 
@@ -104,7 +104,7 @@ class PagedKVCacheManager(KVCacheManager):
         return self.blocks_needed(group, num_tokens) + self.watermark_blocks <= self.gpu.num_free
 
     def allocate(self, group: SequenceGroup, num_tokens: int) -> None:
-        num_prefix, num_shared, num_own = self._layout(group, num_tokens)
+        num_prefix, num_shared, num_own = self.layout(group, num_tokens)
         common = self._prefixes[group.request.prefix_id][:num_prefix] if num_prefix else []
         for block in common:
             self.gpu.share(block, len(group.seqs))
