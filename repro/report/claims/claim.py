@@ -9,7 +9,7 @@ from importlib import resources
 from typing import Any
 
 from repro.report import paper
-from repro.report.claims.rules import Rule, Tree, Verdict, at, leaves, worst
+from repro.report.claims.rules import KeyPath, Rule, Tree, Verdict, at, leaves, worst
 
 KINDS = ("exact", "trace", "memory", "serving", "kernel")
 EVIDENCE = ("exact", "measured", "recorded", "replayed", "modelled")  # from the strongest to the weakest
@@ -39,7 +39,7 @@ class Claim:
         if all(rule.type == "input" for rule in self.judge.values()):
             raise ValueError(f"claim {self.id}: all of its keys are inputs")
 
-    def rule_of(self, path: tuple[str, ...]) -> Rule:
+    def rule_of(self, path: KeyPath) -> Rule:
         return self.judge.get("") or self.judge[path[0]]
 
 

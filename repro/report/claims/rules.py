@@ -1,4 +1,4 @@
-"""How a reproduced value earns its verdict: a small closed set of rules, each one pure function.
+"""How a reproduced value earns its verdict: a small closed set of rules, each a pure function.
 
 A claim names a rule (or one for each top-level key of its value) in its `judge` field. Every rule but `quorum` judges a
 single number, word or flag; `quorum` judges a whole table of numbers and gives it one verdict. None of the rules sees
@@ -7,14 +7,14 @@ where a value comes from, and none can turn a missing value into a verdict other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 Leaf = int | float | str | bool | None
 Tree = Any  # Leaf | list[Tree] | dict[str, Tree]
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
 
 
 class Verdict(StrEnum):
@@ -31,14 +31,17 @@ class Verdict(StrEnum):
     NOT_RUN = "not run"
     DIFFERS = "differs"
 
+    @property
+    def severity(self) -> int:
+        return list(Verdict).index(self)
 
-def worst(verdicts: Sequence[Verdict]) -> Verdict:
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
     """The worst of at least one verdict."""
-    order = list(Verdict)
-    return max(verdicts, key=order.index)
+    return max(verdicts, key=lambda verdict: verdict.severity)
 
 
-def leaves(tree: Tree, path: Path = ()) -> Iterator[tuple[Path, Leaf]]:
+def leaves(tree: Tree, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Leaf]]:
     """Every leaf with its path; list items count as keys "0", "1", ..."""
     if isinstance(tree, (Mapping, list)):
         items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
@@ -48,7 +51,16 @@ def leaves(tree: Tree, path: Path = ()) -> Iterator[tuple[Path, Leaf]]:
         yield path, tree
 
 
-def at(tree: Tree, path: Path) -> Tree:
+def mapped(tree: Tree, value: Callable[[KeyPath, Leaf], Tree], path: KeyPath = ()) -> Tree:
+    """The tree with `value(path, leaf)` in place of every leaf."""
+    if isinstance(tree, Mapping):
+        return {key: mapped(item, value, (*path, str(key))) for key, item in tree.items()}
+    if isinstance(tree, list):
+        return [mapped(item, value, (*path, str(index))) for index, item in enumerate(tree)]
+    return value(path, tree)
+
+
+def at(tree: Tree, path: KeyPath) -> Tree:
     """The subtree at `path`, or None where the tree does not have it."""
     for key in path:
         if isinstance(tree, list):
@@ -172,11 +184,7 @@ class Rule:
         """Verdicts in the shape of `paper`; a quorum gives a single one for all of it."""
         if self.type == "quorum":
             return self._quorum([(value, at(ours, path)) for path, value in leaves(paper)])
-        if isinstance(paper, Mapping):
-            return {key: self.tree(value, at(ours, (key,))) for key, value in paper.items()}
-        if isinstance(paper, list):
-            return [self.tree(value, at(ours, (str(index),))) for index, value in enumerate(paper)]
-        return self.leaf(paper, ours)
+        return mapped(paper, lambda path, value: self.leaf(value, at(ours, path)))
 
     def _quorum(self, pairs: list[tuple[Leaf, Leaf]]) -> Verdict:
         members = [self.leaf(*pair) for pair in pairs]
