@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -85,8 +86,9 @@ def plain(tree: Tree) -> Tree:
     raise ValueError(f"{tree!r} ({type(tree).__name__}) is not a value that can be judged")
 
 
-def load() -> dict[str, Claim]:
-    """All claims by id, in the order of their files."""
+@cache
+def load() -> Mapping[str, Claim]:
+    """All claims by id, in the order of their files; read once in a process."""
     import yaml
 
     entries = [
