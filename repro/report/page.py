@@ -56,27 +56,13 @@ def build(figures: Path, results: Path, experiments: Mapping[str, Description]) 
         captions = experiments[stem].captions if stem in experiments else {}
         figure = {"name": path.stem, "caption": captions.get(path.stem, ""), "badge": _badge(about)}
         drawn.setdefault(stem, []).append(figure)
-    entries = [
-        {**entry, "lines": lines(entry), "sources": entry["experiment"].split(", ") if entry["experiment"] else []}
-        for entry in claims.read(figures)
-    ]
     stems = sorted({*drawn, *manifests} - {""}, key=paths.reading_order) + ([""] if "" in drawn else [])
-    links = {stem: _notebooks(stem, figures, results) for stem in stems}
-    shown = [
-        {
-            "stem": stem,
-            "anchor": stem or "other",
-            "title": experiments[stem].title if stem in experiments else stem or "Other figures",
-            "links": links[stem],
-            "figures": drawn.get(stem, []),
-            "judged": [entry for entry in entries if stem in entry["sources"]],
-        }
-        for stem in stems
-    ]
+    entries = claims.read(figures)
     text = _template().render(
-        experiments=shown,
+        titles={stem: experiments[stem].title if stem in experiments else stem or "Other figures" for stem in stems},
+        links={stem: _notebooks(stem, figures, results) for stem in stems},
+        drawn=drawn,
         entries=entries,
-        links=links,
         counts=Counter(entry["verdict"] for entry in entries),
         meanings=_MEANINGS,
         colors=COLOR,
@@ -96,9 +82,11 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
     )
     environment.filters |= {
+        "lines": lines,
         "written": written,
         "written_interval": written_interval,
         "apart": _apart,
+        "sources": lambda entry: entry["experiment"].split(", ") if entry["experiment"] else [],
         "css": lambda verdict: verdict.split()[0],
     }
     return environment.get_template("page.html.j2")

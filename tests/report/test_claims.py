@@ -365,6 +365,13 @@ def test_the_table_shows_what_people_write_and_colours_the_verdicts():
     assert "nan" not in text.lower() and "None" not in text
 
 
+def test_a_judgement_that_fits_no_claim_is_not_compared():
+    with pytest.raises(ValueError, match="no key 'orca-min'"):
+        claims.compare([Judgement("fig2-token-states", {"orca-min": 20.0}, "replayed")])
+    with pytest.raises(KeyError):
+        claims.compare([Judgement("no-such-claim", 1, "exact")])
+
+
 def test_nothing_judged_is_an_empty_table():
     assert list(claims.compare([]).columns) == list(claims.compare(JUDGED).columns)
     assert claims.style(claims.compare([])).to_html()

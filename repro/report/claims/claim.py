@@ -106,9 +106,8 @@ def _claim(entry: dict[str, Any]) -> Claim:
     entry = dict(entry)
     if "curves" in entry:
         entry["value"] = _drawn_crossings(**entry.pop("curves"))
+    rules = {"": entry["judge"]} if "type" in entry["judge"] else entry["judge"]
     entry["value"] = plain(entry["value"])
-    judge = entry["judge"]
-    rules = {"": judge} if "type" in judge else judge
     entry["judge"] = {str(key): Rule.parse(rule) for key, rule in rules.items()}
     entry["printed"] = None if entry.get("printed") is None else str(entry["printed"])
     return Claim(**entry)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from repro.report.claims.claim import Judgement, load
@@ -55,24 +55,20 @@ def style(table: pd.DataFrame) -> Styler:
     )
 
 
-def lines(judged: Entry) -> list[dict[str, Any]]:
+def lines(judged: Entry) -> Iterator[dict[str, Any]]:
     """The keys of one entry of the ledger, each as a line with `COLUMNS`."""
-    found = []
     for path, paper in leaves(judged["paper"]):
         ours, interval = at(judged["ours"], path), at(judged["interval"], path)
-        found.append(
-            {
-                "claim": judged["id"],
-                "key": _in_words(judged["paper"], path),
-                "paper": paper,
-                "ours": ours,
-                "interval": tuple(interval) if isinstance(interval, list) else None,
-                "deviation_percent": deviation(paper, ours),
-                "verdict": _verdict(judged["verdicts"], path),
-                "evidence": None if ours is None else judged["evidence"],
-            }
-        )
-    return found
+        yield {
+            "claim": judged["id"],
+            "key": _in_words(judged["paper"], path),
+            "paper": paper,
+            "ours": ours,
+            "interval": tuple(interval) if isinstance(interval, list) else None,
+            "deviation_percent": deviation(paper, ours),
+            "verdict": _verdict(judged["verdicts"], path),
+            "evidence": None if ours is None else judged["evidence"],
+        }
 
 
 def written(value: Leaf) -> str:

@@ -40,7 +40,6 @@ def record(judgements: Iterable[Judgement], experiment: str, directory: Path) ->
     for judgement in judgements:
         if judgement.claim_id in fresh:
             raise ValueError(f"{experiment} judges claim {judgement.claim_id} twice")
-        judge_entry(claims[judgement.claim_id], judgement.ours)
         fresh[judgement.claim_id] = contribution(judgement, experiment)
     entries = []
     for earlier in read(directory):
@@ -69,14 +68,10 @@ def read(directory: Path) -> list[Entry]:
 
 
 def contribution(judgement: Judgement, experiment: str) -> Contribution:
-    """What the ledger keeps of one judgement."""
-    return {
-        "experiment": experiment,
-        "evidence": judgement.evidence,
-        "ours": judgement.ours,
-        "interval": judgement.interval,
-        "note": judgement.note,
-    }
+    """What the ledger keeps of one judgement; KeyError for an unknown claim, ValueError for a key that it lacks."""
+    judge_entry(load()[judgement.claim_id], judgement.ours)
+    kept = {name: getattr(judgement, name) for name in ("evidence", "ours", "interval", "note")}
+    return {"experiment": experiment, **kept}
 
 
 def entry(claim: Claim, parts: list[Contribution]) -> Entry:

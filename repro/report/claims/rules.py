@@ -7,6 +7,7 @@ where a value comes from, and none can turn a missing value into a verdict other
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -43,12 +44,11 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 def leaves(tree: Tree, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Leaf]]:
     """Every leaf with its path; list items count as keys "0", "1", ..."""
-    if isinstance(tree, (Mapping, list)):
-        items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
-        for key, value in items:
-            yield from leaves(value, (*path, str(key)))
-    else:
+    if not isinstance(tree, (Mapping, list)):
         yield path, tree
+        return
+    for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
+        yield from leaves(value, (*path, str(key)))
 
 
 def mapped(tree: Tree, value: Callable[[KeyPath, Leaf], Tree], path: KeyPath = ()) -> Tree:
@@ -103,16 +103,9 @@ def _within(
     return abs(ours - paper) <= tolerance * (1 + 1e-9)
 
 
-def _below(paper: Leaf, ours: Leaf, limit: float | None = None) -> bool:
-    return is_number(ours) and ours < (paper if limit is None else limit)
-
-
-def _at_most(paper: Leaf, ours: Leaf, limit: float | None = None) -> bool:
-    return is_number(ours) and ours <= (paper if limit is None else limit)
-
-
-def _above(paper: Leaf, ours: Leaf, limit: float | None = None) -> bool:
-    return is_number(ours) and ours > (paper if limit is None else limit)
+def _bounded(holds: Callable[[float, float], bool]) -> Callable[..., bool]:
+    """A rule that compares ours with the paper's value, or with a limit of its own."""
+    return lambda paper, ours, limit=None: is_number(ours) and holds(ours, paper if limit is None else limit)
 
 
 def _inside(paper: Leaf, ours: Leaf, low: float, high: float) -> bool:
@@ -129,9 +122,9 @@ _DECIDED: dict[str, Callable[..., bool]] = {
     "equal": _equal,
     "printed-digits": _printed_digits,  # rounds to what is printed
     "within": _within,  # percent of the paper's value, an absolute distance in its unit, or a factor either way
-    "below": _below,
-    "at-most": _at_most,
-    "above": _above,
+    "below": _bounded(operator.lt),
+    "at-most": _bounded(operator.le),
+    "above": _bounded(operator.gt),
     "inside": _inside,
     "predicate": _predicate,
 }

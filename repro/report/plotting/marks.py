@@ -129,35 +129,25 @@ def _stack(axis: Axes, x: float, shares: Mapping[str, float], hollow: bool) -> N
         if share == 0:
             continue
         _, color, hatch = PIECES[piece]
-        look = (
-            dict(facecolor="none", edgecolor=color, linewidth=1.4)
-            if hollow
-            else dict(facecolor=color, edgecolor="white", linewidth=0.6, hatch=hatch)
-        )
+        if hollow:
+            look = dict(facecolor="none", edgecolor=color, linewidth=1.4)
+            text = dict(color=GREY)
+        else:
+            look = dict(facecolor=color, edgecolor="white", linewidth=0.6, hatch=hatch)
+            text = dict(color="white", fontweight="bold")
         inset = 0.35 if hollow and share > 1 else 0.0  # keeps the outlines of neighbours apart
         axis.bar(x, share - 2 * inset, 0.39, bottom=bottom + inset, **look)
         if share >= 4.5:
-            axis.text(
-                x,
-                bottom + share / 2,
-                f"{share:.1f}",
-                ha="center",
-                va="center",
-                fontsize=7.5,
-                color=GREY if hollow else "white",
-                fontweight="normal" if hollow else "bold",
-                bbox=dict(facecolor=color, edgecolor="none", pad=1.2) if hatch else None,
-            )
+            box = dict(facecolor=color, edgecolor="none", pad=1.2) if hatch else None
+            middle = bottom + share / 2
+            axis.text(x, middle, f"{share:.1f}", ha="center", va="center", fontsize=7.5, bbox=box, **text)
         bottom += share
 
 
 def _bar_look(color: str, group: pd.DataFrame) -> dict[str, object]:
-    clocked = group["evidence"].isin(["measured", "recorded"]).all()
-    return (
-        dict(color=color, edgecolor="black", linewidth=0.8)
-        if clocked
-        else dict(color=color, alpha=0.75, edgecolor=color, linewidth=0.8, linestyle="--")
-    )
+    if group["evidence"].isin(["measured", "recorded"]).all():
+        return dict(color=color, edgecolor="black", linewidth=0.8)
+    return dict(color=color, alpha=0.75, edgecolor=color, linewidth=0.8, linestyle="--")
 
 
 def _name_systems(axis: Axes, looks: Mapping[str, Style]) -> None:
