@@ -363,6 +363,7 @@ def test_the_table_shows_what_people_write_and_colours_the_verdicts():
     for shown in ("3.1 … 3.4", "-20.0 %", "holds", "–", f"color: {COLOR[Verdict.NOT_RUN]}"):
         assert shown in text, shown
     assert "nan" not in text.lower() and "None" not in text
+    assert claims.style(claims.compare(JUDGED)).to_html() == text
 
 
 def test_a_judgement_that_fits_no_claim_is_not_compared():

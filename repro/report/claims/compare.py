@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from repro.hashing import sha256_text
 from repro.report.claims.claim import Judgement, load
 from repro.report.claims.ledger import Entry, contribution, entry
 from repro.report.claims.rules import KeyPath, Leaf, Tree, Verdict, at, deviation, leaves
@@ -46,7 +47,8 @@ def compare(judged: Iterable[Judgement | Entry]) -> pd.DataFrame:
 def style(table: pd.DataFrame) -> Styler:
     """The table of `compare` as a notebook shows it: numbers written for people, verdicts in their colours."""
     return (
-        table.style.hide(axis="index")
+        table.style.set_uuid(sha256_text(table.to_csv())[:8])  # pandas' own is random
+        .hide(axis="index")
         .format(written, subset=["paper", "ours"])
         .format(written_interval, subset=["interval"])
         .format("{:+.1f} %", na_rep="", subset=["deviation_percent"])
