@@ -7,6 +7,7 @@ cannot work, 130 interrupted. It knows no experiment by name.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import shlex
@@ -230,8 +231,21 @@ def _page(variant: str) -> int:
     from repro.report import page
 
     where = paths.folders(variant)
-    page.build(where.figures, where.results)
+    page.build(where.figures, where.results, {stem: _description(where, stem) for stem in where.stems()})
     return 0
+
+
+def _description(where: paths.Folders, stem: str) -> Any:
+    """What the page says about an experiment: the title of its parameter file, the captions of its study."""
+    from repro.harness.parameters import read_parameter_file
+    from repro.report.page import Description
+
+    title, _, _ = read_parameter_file(where.experiments / f"{stem}.yaml")
+    try:
+        study = importlib.import_module(f"{paths.studies_package()}.{stem}")
+    except ModuleNotFoundError:
+        study = None
+    return Description(title, getattr(study, "CAPTION", {}))
 
 
 def _verify(options: argparse.Namespace) -> int:
