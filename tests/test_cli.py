@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ from fake_project import CELLS, FakeProject
 
 from repro import paths
 from repro.cli import main
-from repro.harness.notebook import faults_of_notebook, read_notebook
+from repro.harness.notebook import read_notebook
 from repro.harness.tables import csv_of
 from repro.report import embedding
 
@@ -334,6 +335,23 @@ def test_help_needs_no_heavy_library() -> None:
         "assert not {'torch', 'pandas', 'matplotlib', 'papermill'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL, env=os.environ)
+
+
+def faults_of_notebook(path: Path) -> list[str]:
+    """What keeps a notebook from being thin: definitions, outputs, a parameters cell that is not the first."""
+    cells = read_notebook(path)
+    faults = []
+    if "parameters" not in cells[0]["metadata"].get("tags", []):
+        faults.append("its first code cell is not the one tagged 'parameters'")
+    for cell in cells:
+        source = "".join(cell["source"])
+        first_line = source.strip().splitlines()[0]
+        if cell.get("outputs") or cell.get("execution_count") is not None:
+            faults.append(f"outputs are kept at {first_line!r}")
+        definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        if any(isinstance(node, definitions) for node in ast.walk(ast.parse(source))):
+            faults.append(f"something is defined at {first_line!r}")
+    return faults
 
 
 def test_faults_of_a_notebook_are_found(project: FakeProject) -> None:

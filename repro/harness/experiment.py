@@ -136,8 +136,8 @@ class Run:
         from repro.harness.workers import Task, compute, left_in_flight
 
         store = self._store
-        for label in left_in_flight(store.folder):
-            print(f"{self.stem}: an earlier run was killed while it computed {label}", flush=True)
+        if killed := left_in_flight(store.folder):
+            print(f"{self.stem}: an earlier run was killed while it computed {killed}", flush=True)
         points = self.identified_points()
         kept = {key: content for key in points if (content := store.read(key)) is not None}
         made = machine()

@@ -221,12 +221,21 @@ def test_a_full_disk_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.
 def test_rows_hold_plain_values_only() -> None:
     import numpy as np
 
-    rows = store.check_rows({"a": np.int64(3), "b": np.float32(0.5), "c": np.bool_(True), "d": None, "e": "text"})
-    assert rows == [{"a": 3, "b": 0.5, "c": True, "d": None, "e": "text"}]
-    assert [type(value) for value in rows[0].values()] == [int, float, bool, type(None), str]
+    returned = {"a": np.int64(3), "b": np.float32(0.5), "c": np.bool_(True), "d": None, "e": "text"}
+    tables = store.check_tables(returned, "t")
+    assert tables == {"t": [{"a": 3, "b": 0.5, "c": True, "d": None, "e": "text"}]}
+    assert [type(value) for value in tables["t"][0].values()] == [int, float, bool, type(None), str]
+    assert store.check_tables({"t": [returned, returned], "u": returned, "v": []}, None) == {
+        "t": 2 * tables["t"],
+        "u": tables["t"],
+        "v": [],
+    }
     for bad in (3, [3], {"a": [1]}, {"a": float("inf")}, {1: 2}, {"a": np.zeros(3)}):
         with pytest.raises((TypeError, ValueError)):
-            store.check_rows(bad)
+            store.check_tables(bad, "t")
+    for bad in ([returned], {"t": 3}, {1: returned}, returned):
+        with pytest.raises(TypeError):
+            store.check_tables(bad, None)
 
 
 def test_figures_have_equal_bytes_for_equal_rows_and_say_what_they_show(project: FakeProject) -> None:

@@ -188,13 +188,13 @@ def test_a_disk_that_fills_up(
     with pytest.raises(UserError, match="cannot write to the folder .*No space left on device; free space there"):
         run.rows()
     kept = sorted((small_disk / "results" / "tiny" / "points").glob("[0-9a-f]*.json"))
-    assert 1 <= len(kept) < 6 and all(json.loads(path.read_bytes())["rows"] for path in kept)
+    assert 1 <= len(kept) < 6 and all(json.loads(path.read_bytes())["tables"]["runs"] for path in kept)
     assert main(["run", "tiny"]) == 2
     message = capfd.readouterr().err.splitlines()[-1]
     assert message.startswith("repro: cannot ") and "space" in message
     filler.unlink()
     project.calls()
-    assert len(project.open().rows()) == 6 and len(project.calls()) == 6 - len(kept)
+    assert len(project.open().rows()["runs"]) == 6 and len(project.calls()) == 6 - len(kept)
 
 
 def test_a_closed_folder_for_figures_is_named_before_any_work(
@@ -262,7 +262,7 @@ def test_a_set_up_waits_for_another_one(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
     program = (
-        "import sys, time; from pathlib import Path; from repro import bootstrap\n"
+        "import sys, time; from pathlib import Path; from repro.setup import bootstrap\n"
         "bootstrap.ROOT = Path(sys.argv[1])\n"
         "with bootstrap.one_at_a_time(): print('held', flush=True); time.sleep(0.7); Path(sys.argv[1], 'done').touch()"
     )
@@ -281,5 +281,5 @@ def test_points_are_safe_where_there_are_no_locks(project: FakeProject, monkeypa
 
     monkeypatch.setattr(fcntl, "flock", none)
     with locked(project.folder / "x.lock", wait=False), locked(project.folder / "x.lock", wait=False):
-        assert len(experiment.open("tiny").rows()) == 6
+        assert len(experiment.open("tiny").rows()["runs"]) == 6
     assert hashing.leftovers(project.folder) == []

@@ -73,7 +73,7 @@ def files_are_written_in_place(patch: pytest.MonkeyPatch) -> None:
     )
 )
 def keys_forget_the_code(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(keys._Collector, "code", lambda self: "")
+    patch.setattr(keys.Sources, "_digest", lambda self, roots: "")
 
 
 @planted(lambda project, folder, patch: test_experiment.test_a_data_file_counts_by_content_not_by_name(project, folder))
@@ -90,7 +90,7 @@ def the_first_fault_ends_the_run(patch: pytest.MonkeyPatch) -> None:
     def compute(tasks: list[runner.Task], kept: store.PointStore, *others: object) -> None:
         for task in tasks:
             try:
-                kept.write(task.key, store.check_rows(task.function(**task.arguments)), task.about)
+                kept.write(task.key, store.check_tables(task.function(**task.arguments), task.table), task.about)
             except ZeroDivisionError as error:
                 raise runner.PointError(str(error)) from error
 
