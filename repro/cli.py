@@ -7,7 +7,6 @@ cannot work, 130 interrupted. It knows no experiment by name.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import shlex
@@ -228,24 +227,13 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _page(variant: str) -> int:
-    from repro.report import page
+    from repro.harness.experiment import parameter_file
+    from repro.report.page import Description, build
 
     where = paths.folders(variant)
-    page.build(where.figures, where.results, {stem: _description(where, stem) for stem in where.stems()})
+    files = {stem: parameter_file(stem) for stem in where.stems()}
+    build(where.figures, where.results, {stem: Description(file.title, file.captions) for stem, file in files.items()})
     return 0
-
-
-def _description(where: paths.Folders, stem: str) -> Any:
-    """What the page says about an experiment: the title of its parameter file, the captions of its study."""
-    from repro.harness.parameters import read_parameter_file
-    from repro.report.page import Description
-
-    title, _, _ = read_parameter_file(where.experiments / f"{stem}.yaml")
-    try:
-        study = importlib.import_module(f"{paths.studies_package()}.{stem}")
-    except ModuleNotFoundError:
-        study = None
-    return Description(title, getattr(study, "CAPTION", {}))
 
 
 def _verify(options: argparse.Namespace) -> int:
