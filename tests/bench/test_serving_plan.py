@@ -120,7 +120,7 @@ def test_killed_at_any_moment_and_resumed_the_rows_are_the_same(planned, tmp_pat
 
 
 def test_killed_while_it_writes_the_file_is_whole(planned, tmp_path, monkeypatch):
-    from repro.harness import store
+    from repro import hashing
 
     path = tmp_path / "serving.csv"
     rows = plan.Rows(path, "c")
@@ -128,7 +128,7 @@ def test_killed_while_it_writes_the_file_is_whole(planned, tmp_path, monkeypatch
     before = path.read_bytes()
     for name in ("fsync", "replace"):
         with monkeypatch.context() as patch:
-            patch.setattr(store.os, name, lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(hashing.os, name, lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 rows.add("b", [{"y": 2}])
         assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]

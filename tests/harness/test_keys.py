@@ -344,6 +344,12 @@ def test_the_real_package_can_be_read_whole() -> None:
     assert {("repro.harness.keys", "*"), ("repro.harness.sources", "*")} <= set(reached)
 
 
+@pytest.mark.parametrize("name", repro.__all__)
+def test_every_name_of_the_face_leads_to_the_module_that_has_it(name: str) -> None:
+    reached = sources.Sources().reached({("repro", name)})
+    assert {("repro", name), (repro._NAMES[name][0], "*")} <= set(reached)
+
+
 SNIPPET = r"""
 @cached
 def f(x: int = 1, *, y=None, **z) -> str:
