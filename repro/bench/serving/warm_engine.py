@@ -32,9 +32,9 @@ from repro.simulate.load import BLOCK_SIZE, GREEDY, PREFIX, SWAP_SHARE, Load, ru
 CLIENT_BOUND = 0.9
 
 
-class Bench:
-    """`model` as for repro.llm.models.load, held to `max_model_len` tokens; a pool of `kv_slots` tokens; on a GPU with
-    graphs and compiled layers."""
+class WarmEngine:
+    """`model` as for repro.llm.models.load, held to `max_model_len` tokens; a pool of `kv_slots` tokens, `swap` times
+    as much on the CPU; on a GPU, if `fast`, with graphs and compiled layers."""
 
     executor: TorchExecutor | None = None
 
@@ -45,6 +45,8 @@ class Bench:
         device: str = "cuda",
         dtype: str = "float16",
         max_model_len: int = 2048,
+        swap: float = SWAP_SHARE,
+        fast: bool = True,
     ) -> None:
         started = time.perf_counter()
         self.loaded = models.load(model, device, dtype) if isinstance(model, str) else model
@@ -54,6 +56,7 @@ class Bench:
         self.deployment = Deployment(self.loaded.config, DEVICES["a100-40gb"], 1, kv_slots)
         self.on_gpu = self.loaded.device.type == "cuda"
         self.device_name = device_name(self.on_gpu)
+        self._swap, self._fast = swap, fast and self.on_gpu
         self._uuid = str(torch.cuda.get_device_properties().uuid) if self.on_gpu else None
         self._random = np.random.default_rng(0)
         self.use_blocks(BLOCK_SIZE)
@@ -63,7 +66,7 @@ class Bench:
         """Have the pool in blocks of this size, ready to be timed; another one's memory is given back first."""
         if self.executor is not None and self.executor.manager.block_size == block_size:
             return
-        self._give_back()
+        self.give_back()
         self.executor = self._make_executor(block_size, self.deployment.num_blocks(block_size))
         if self.on_gpu:
             try:
@@ -72,10 +75,11 @@ class Bench:
                     f"for graphs of a pool of blocks of {block_size}",
                 )
             except BaseException:
-                self._give_back()  # half of its graphs would pass for all of them
+                self.give_back()  # half of its graphs would pass for all of them
                 raise
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
+        """Free the pool's memory and that of its graphs."""
         if self.executor is not None:
             detach(self.loaded.model)
             self.executor = None
@@ -84,16 +88,11 @@ class Bench:
                 torch.cuda.empty_cache()
 
     def _make_executor(self, block_size: int, num_blocks: int) -> TorchExecutor:
-        store = KVStore(
-            self.loaded.config,
-            num_blocks,
-            block_size,
-            int(SWAP_SHARE * num_blocks),
-            self.loaded.dtype,
-            self.loaded.device,
-        )
+        loaded, fast = self.loaded, self._fast
+        swap_blocks = int(self._swap * num_blocks)
+        store = KVStore(loaded.config, num_blocks, block_size, swap_blocks, loaded.dtype, loaded.device)
         manager = PagedKVCacheManager(num_blocks, block_size)
-        return TorchExecutor(self.loaded, manager, store, with_logprobs=False, graphs=self.on_gpu, compiled=self.on_gpu)
+        return TorchExecutor(loaded, manager, store, with_logprobs=False, graphs=fast, compiled=fast)
 
     def _warm_up(self, longest: int) -> None:
         """Compile kernels and capture graphs, so that no timed step has to."""
