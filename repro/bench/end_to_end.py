@@ -21,7 +21,7 @@ import torch
 from repro import paths
 from repro.bench.benchmark import Benchmark, Step, require_gpu
 from repro.bench.rows import Recording, Row
-from repro.bench.serving.warm_engine import WarmEngine
+from repro.bench.serving.warm_engine import Durations, WarmEngine
 from repro.engine.clock import WallClock
 from repro.engine.errors import UserError
 from repro.engine.loop import Engine, Observer
@@ -72,35 +72,19 @@ class _Profile(Observer):
             raise _Enough
 
 
-class _Iterations(Observer):
+def _iterations(durations: Durations) -> Row:
     """Counts, and what iterations with prompts take beyond decoding alone.
 
-    A step is waited for while the next one is queued, so the iteration after one with prompts is counted to it.
-    """
-
-    def __init__(self) -> None:
-        self.count = self.sequences = self.with_prompts = 0
-        self._decoding: list[float] = []
-        self._total_s = 0.0
-        self._prompts_before = True
-
-    def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
-        seconds = engine.clock.now - start_s
-        self.count += 1
-        self.sequences += output.num_decode_seqs + len(output.prefills)
-        self.with_prompts += bool(output.prefills)
-        self._total_s += seconds
-        if not output.prefills and not self._prompts_before:
-            self._decoding.append(seconds)
-        self._prompts_before = bool(output.prefills)
-
-    @property
-    def decoding_ms(self) -> float:
-        return 1e3 * float(np.mean(self._decoding))
-
-    @property
-    def prompts_s(self) -> float:
-        return self._total_s - 1e-3 * self.decoding_ms * self.count
+    A step is waited for while the next one is queued, so the iteration after one with prompts is counted to it."""
+    seconds, prompts = np.array(durations.seconds), np.array([tokens > 0 for _, _, tokens, _ in durations.outputs])
+    alone = seconds[1:][~prompts[1:] & ~prompts[:-1]].mean()
+    return {
+        "iterations": len(seconds),
+        "iterations_with_prompts": int(prompts.sum()),
+        "decoding_iteration_ms": 1e3 * float(alone),
+        "prompts_s": float(seconds.sum() - alone * len(seconds)),
+        "mean_batch": sum(decoding + joining for decoding, _, _, joining in durations.outputs) / len(seconds),
+    }
 
 
 def requests(lengths: Path, most: int | None = None) -> list[Request]:
@@ -162,7 +146,7 @@ class EndToEnd(Benchmark):
             passes = self.options.passes if name == "vllm" else 1
             for attempt in range(passes):
                 profiled = name == "vllm" and attempt == passes - 1
-                yield Step(f"{name}/{gib:g} GiB/{attempt}", 60, partial(self._rows, gib, name, attempt, profiled))
+                yield Step(f"{name}/{gib:g} GiB/{attempt}", 45, partial(self._rows, gib, name, attempt, profiled))
 
     def _warm(self, gib: float) -> WarmEngine:
         """The engine with a pool of so much memory, 0 for all that is free; another one's is given back first."""
@@ -180,27 +164,14 @@ class EndToEnd(Benchmark):
         # Only vLLM bounds the tokens of an iteration (see repro.engine.systems).
         budget = {"max_num_batched_tokens": self.options.batched_tokens} if name == "vllm" else {}
         warm, chosen = self._warm(gib), system(name).with_scheduler(max_num_seqs=256, **budget)
-        iterations, tokens = _Iterations(), sum(request.output_tokens for request in self.load)
-        seconds, scheduler = run(warm, chosen, self.load, iterations)
-        row: Row = {
-            "system": name,
-            "pool_tokens": warm.deployment.kv_slots,
-            "pool_gib": round(warm.executor.store.num_bytes / 2**30, 2),
-            "attempt": attempt,
-            "output_tokens": tokens,
-            "seconds": seconds,
-            "output_tokens_per_s": tokens / seconds,
-            "iterations": iterations.count,
-            "iterations_with_prompts": iterations.with_prompts,
-            "decoding_iteration_ms": iterations.decoding_ms,
-            "prompts_s": iterations.prompts_s,
-            "mean_batch": iterations.sequences / iterations.count,
-            "preemptions": scheduler.num_preemptions,
-            "waiting_for_gpu_s": warm.executor.waited_s,
-            "boot_s": warm.boot_s,
-            "seed": 0,
-            "evidence": "measured",
-        }
+        durations = Durations()
+        seconds, scheduler = run(warm, chosen, self.load, durations)
+        tokens, store = sum(request.output_tokens for request in self.load), warm.executor.store
+        row = {"system": name, "pool_tokens": warm.deployment.kv_slots, "pool_gib": round(store.num_bytes / 2**30, 2)}
+        row |= {"attempt": attempt, "output_tokens": tokens, "seconds": seconds}
+        row |= {"output_tokens_per_s": tokens / seconds, **_iterations(durations)}
+        row |= {"preemptions": scheduler.num_preemptions, "waiting_for_gpu_s": warm.executor.waited_s}
+        row |= {"boot_s": warm.boot_s, "seed": 0, "evidence": "measured"}
         if profiled:
             profile = _Profile()
             run(warm, chosen, self.load, profile)

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from repro.bench import kept
-from repro.bench.budget import seconds_of
+from repro.bench.benchmark import seconds_of
 from repro.bench.rows import read_manifest
 from repro.setup import doctor
 from repro.setup.environment import ROOT, nvidia_driver
@@ -25,7 +25,7 @@ _REFUSED = 2
 def _run(name: str, folder: Path, *options: str) -> int:
     """The exit code of `python -m repro bench name`."""
     command = ["repro", "bench", name, "--out", str(folder), *options]
-    print(f"python -m {' '.join(command)}", file=sys.stderr, flush=True)
+    print("python -m", *command, file=sys.stderr, flush=True)
     return subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=False).returncode
 
 
@@ -67,10 +67,6 @@ def measure_first(budget: str) -> None:
 
 
 def _measure_part(name: str, *options: str) -> None:
-    code = _run(name, kept.own_folder() / name, *options)
-    if code:
-        seen = ", see above" if code == _REFUSED else ""
-        print(
-            f"repro: bench {name} ended with code {code}{seen}; figures are drawn from the rows that there are",
-            file=sys.stderr,
-        )
+    if code := _run(name, kept.own_folder() / name, *options):
+        said = f"repro: bench {name} ended with code {code}" + (", see above" if code == _REFUSED else "")
+        print(f"{said}; figures are drawn from the rows that there are", file=sys.stderr)

@@ -16,6 +16,7 @@ from repro.hashing import canonical_json, sha256_text
 from repro.setup.machine import machine
 
 _clock = tqdm.format_interval
+_BAR = "{percentage:3.0f}% {bar} {elapsed}<{remaining} {desc}"
 
 
 def measure(name: str, benchmark: Benchmark, folder: Path, code: str) -> None:
@@ -26,7 +27,8 @@ def measure(name: str, benchmark: Benchmark, folder: Path, code: str) -> None:
     if options.commit:
         about["commit"] = options.commit
     recording.begin(about)
-    print(f"{name}: {', '.join(map(str, benchmark.setting.values()))}; rows go to {recording.path}", flush=True)
+    on = [str(benchmark.setting[part]) for part in ("device", "cpu", "model", "dtype") if part in benchmark.setting]
+    print(f"{name}: {', '.join(on)}; rows go to {recording.path}", flush=True)
 
     def steps() -> Iterator[Step]:
         return (step for step in benchmark.steps(recording) if step.kind in options.only)
@@ -65,9 +67,7 @@ def work_through(
     width = max(map(len, missing), default=0)
     if missing:
         say(f"{'point':{width}} {'took':>7} {'left':>7}  " + _line(shown, shown))
-    with tqdm(
-        total=left_s, bar_format="{percentage:3.0f}% {bar} {elapsed}<{remaining} {desc}", disable=None, leave=False
-    ) as bar:
+    with tqdm(total=left_s, bar_format=_BAR, disable=None, leave=False) as bar:
         for step in steps():
             if step.key not in missing:
                 continue
@@ -88,12 +88,10 @@ def work_through(
             now = time.monotonic() - started
             done_s += step.expected_s
             bar.update(step.expected_s)
-            left = min(left_s * now / done_s, budget_s - now)
-            lines = [
-                _line(map(row.get, shown), shown) for row in rows if any(row.get(name) is not None for name in shown)
-            ]
+            left = max(0, min(left_s * now / done_s, budget_s - now))
             said = f"{step.key:{width}} {_clock(now - spent):>7} {_clock(left):>7}  "
-            for line in lines or [""]:
+            lines = [_line(map(row.get, shown), shown) for row in rows]
+            for line in list(filter(str.strip, lines)) or [""]:
                 say((said + line).rstrip())
                 said = " " * len(said)
     return later, never

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from repro.bench import kept, processes
-from repro.bench.budget import seconds_of
+from repro.bench.benchmark import seconds_of
 from repro.engine.errors import UserError
 
 # Budgets

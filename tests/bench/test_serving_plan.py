@@ -28,7 +28,7 @@ FEW = ("vllm", "orca-max")
 
 @pytest.fixture
 def planned(monkeypatch):
-    """Steps of an engine that measures nothing: `planned.steps(rows)`; it fails at the call number `planned.fail_at`."""
+    """Steps of an engine that measures nothing: `planned.steps(rows)`; it fails at call number `planned.fail_at`."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     state = SimpleNamespace(calls=0, fail_at=None, error=KeyboardInterrupt, clock=clock)
 
@@ -135,7 +135,6 @@ def test_killed_while_it_writes_the_file_is_whole(planned, tmp_path, monkeypatch
 
 
 def test_rows_of_other_code_stay_but_do_not_count_unless_they_are_named(tmp_path):
-    path = tmp_path / "serving.csv"
     Recording(tmp_path, "serving", "old").add("a", [{"x": 1}, {"x": 2}])
     Recording(tmp_path, "serving", "old").add("b", [{"x": 3}])
     new = Recording(tmp_path, "serving", "new")

@@ -1,4 +1,4 @@
-"""`make bench`: what is measured on a GPU, that its absence is said and is no failure, and every benchmark's options."""
+"""`make bench`: what is measured on a GPU, that its absence is said and is no failure; each benchmark's options."""
 
 import os
 import subprocess
@@ -10,6 +10,7 @@ import pytest
 from repro import cli
 from repro.bench import processes
 from repro.bench.catalogue import BENCHMARKS
+from repro.report import paper
 from repro.setup.environment import ROOT
 
 
@@ -68,7 +69,7 @@ def test_the_programs_take_the_arguments_that_they_are_given(name, tmp_path):
 OPTIONS = {
     "simulator": [],
     "kernels": ["--contender"],
-    "end_to_end": ["--model", "--dtype", "--runs", "--passes", "--requests", "--batched-tokens", "--lengths", "--plain"],
+    "end_to_end": ["--model", "--dtype", "--runs", "--passes", "--requests", "--lengths", "--plain"],
     "serving": ["--device", "--model", "--dtype", "--kv-slots", "--systems"],
     "beams": ["--model", "--device", "--dtype", "--kv-gib", "--prompts", "--steps"],
     "anchors": [],
@@ -134,11 +135,10 @@ def test_anchors_are_solved_recorded_and_printed_as_the_profile_holds_them(tmp_p
     calls = []
     monkeypatch.setattr(anchors, "solve_anchor", lambda *point: calls.append(point) or 1.234)
     monkeypatch.setattr(anchors, "Parallel", lambda n_jobs: lambda jobs: [job[0](*job[1]) for job in jobs])
-    command = ["calibrate", "--out", str(tmp_path), "--only", "opt-175b"]
-    for number in range(2):  # the second call has nothing to solve
-        assert cli.main(command) == 0
-        printed = capsys.readouterr().out
-        assert (
-            "  opt-175b/sharegpt: {none: 1.23" in printed or "  opt-175b/sharegpt: {" in printed and "1.23" in printed
-        )
-        assert f"{1 - number if len(calls) else 0}" and len({call[:2] for call in calls}) == len(calls)
+    splits = anchors.context_splits()
+    said = "  opt-175b/sharegpt: {" + ", ".join(f"{split}: 1.23" for split in splits) + "}"
+    for _ in range(2):  # the second call has nothing left to solve
+        assert cli.main(["calibrate", "--out", str(tmp_path), "--only", "opt-175b"]) == 0
+        assert said in capsys.readouterr().out.splitlines()
+    expected = paper.points("fig12", "opt-175b/sharegpt", "vllm")[0]
+    assert calls == [("opt-175b/sharegpt", split, *expected) for split in splits]

@@ -4,7 +4,9 @@ import dataclasses
 import json
 import random
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +14,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import repro.simulate.beams
-from repro.bench.beams import Search, batches, parents_of, prompts, prompts_hash
+from repro.bench.beams import Beams, batches, parents_of, prompts, prompts_hash
 from repro.bench.rows import Recording as Rows
 from repro.bench.run import work_through
 from repro.engine.errors import UserError
@@ -176,9 +178,10 @@ def test_a_model_is_recorded_in_batches(tmp_path, capsys):
     torch.set_num_threads(1)
     made = []
     for num_blocks in (60, 2000):
-        search = Search(_tiny(num_blocks), {"instruction": 9, "chat": 12}, most=5)
+        search = Beams(SimpleNamespace(budget="1h", kv_gib=4.0, prompts=5, model="", dtype="", device=""))
+        search.prepare(_tiny(num_blocks), {"instruction": 9, "chat": 12})
         rows = Rows(tmp_path, f"beams {num_blocks}", "c")
-        assert work_through(search.steps, rows, 1e9, {}, ("kind",)) == (0, 0)
+        assert work_through(partial(search.steps, rows), rows, 1e9, {}, ("kind",)) == (0, 0)
         made.append(search.content(Rows(tmp_path, f"beams {num_blocks}", "c")))
     torch.set_num_threads(threads)
     printed = capsys.readouterr().out.splitlines()

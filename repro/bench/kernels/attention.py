@@ -93,7 +93,7 @@ def _step(
 ) -> Step:
     key = f"{name}/{heads}/{_name(dtype)}/{len(lens)} of {context}/blocks of {block_size}/{launch}"
     measure = partial(_decode, heads, dtype, context, lens, block_size, divisions, launch, **others)
-    return Step(key, 0.2 * len(divisions), measure)
+    return Step(key, 0.4 * len(divisions), measure)
 
 
 def _decode(

@@ -24,7 +24,7 @@ class Kernels(Benchmark):
         "physical blocks in random order; K and V counted once; outputs checked against float32 (data movers: for "
         "equality). copy = device-to-device copy of 4 GiB, bytes read plus written; link = one pinned copy of 1 GiB."
     )
-    shown = ("contender", "blocks", "direction", "us", "gb_s", "tflop_s", "error", "remark")
+    shown = ("us", "gb_s", "tflop_s", "error", "direction", "blocks", "contender", "remark")
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)

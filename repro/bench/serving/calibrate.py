@@ -12,10 +12,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from repro.bench.rows import Row
 from repro.bench.serving.warm_engine import Durations, WarmEngine
 from repro.engine.loop import Engine
 from repro.engine.sequence import Request
@@ -46,7 +46,7 @@ GPU_GRID = Grid(BATCH_BUCKETS, (*ROW_BUCKETS[:-1], ROW_BUCKETS[-1] - MAX_CHUNKS)
 CPU_GRID = Grid((1, 4, 16, 40), (0, 4, 32), (8, 64, 256), steps=8, cycles=2)
 
 
-def cells(warm: WarmEngine) -> Iterator[dict[str, Any]]:
+def cells(warm: WarmEngine) -> Iterator[Row]:
     """One row per cell."""
     warm.use_blocks(BLOCK_SIZE)
     grid = GPU_GRID if warm.on_gpu else CPU_GRID
@@ -76,34 +76,23 @@ def _output(cycles: int) -> int:
     return _SETTLE + 3 * cycles + 2
 
 
-def _row(seqs: int, prompt: int, context: float, seconds: float) -> dict[str, Any]:
-    return {
-        "kind": "step",
-        "seqs": seqs,
-        "prompt_tokens": prompt,
-        "context_tokens": context,
-        "seconds": seconds,
-        "evidence": "measured",
-    }
+def _row(seqs: int, prompt: int, context: float, seconds: float) -> Row:
+    row = {"kind": "step", "seqs": seqs, "prompt_tokens": prompt, "context_tokens": context, "seconds": seconds}
+    return row | {"evidence": "measured"}
 
 
-def _decode(warm: WarmEngine, count: int, context: int, steps: int) -> dict[str, Any]:
+def _decode(warm: WarmEngine, count: int, context: int, steps: int) -> Row:
     """A step of `count` sequences, each with about `context` tokens."""
     durations = Durations()
     length = steps + _SETTLE + 1
     warm.serve([Request(index, 0.0, context, length, GREEDY) for index in range(count)], durations)
-    alone = [
-        (seconds, shape)
-        for seconds, shape in zip(durations.seconds, durations.outputs)
-        if shape[:1] == (count,) and not shape[2]
-    ]
-    alone = alone[_SETTLE:]
-    return _row(
-        count, 0, float(np.mean([shape[1] for _, shape in alone])), float(np.median([seconds for seconds, _ in alone]))
-    )
+    found = zip(durations.seconds, durations.outputs)
+    alone = [(seconds, tokens) for seconds, (seqs, tokens, prompt, _) in found if seqs == count and not prompt]
+    seconds, contexts = zip(*alone[_SETTLE:])
+    return _row(count, 0, float(np.mean(contexts)), float(np.median(seconds)))
 
 
-def _mixed(warm: WarmEngine, count: int, prompt: int, cycles: int) -> dict[str, Any]:
+def _mixed(warm: WarmEngine, count: int, prompt: int, cycles: int) -> Row:
     """A step of `count` short sequences that prompts join, `prompt` tokens in all; without sequences, of prompts
     alone."""
     durations = Durations()
@@ -121,9 +110,8 @@ def _mixed(warm: WarmEngine, count: int, prompt: int, cycles: int) -> dict[str, 
             engine.add(warm.submit(Request(1000 + cycle * parts + part, 0.0, tokens, 1, GREEDY)))
 
     seconds = _seconds(warm, engine, cycles, 2 if count else 1, join)
-    return _row(
-        count, prompt, float(np.mean([context for _, context, _ in durations.outputs[first:]])), seconds - plain_s
-    )
+    context = float(np.mean([context for _, context, *_ in durations.outputs[first:]]))
+    return _row(count, prompt, context, seconds - plain_s)
 
 
 def _seconds(
@@ -140,7 +128,7 @@ def _seconds(
     return (time.perf_counter() - started) / cycles
 
 
-def recompute_row(warm: WarmEngine, block_size: int) -> dict[str, Any]:
+def recompute_row(warm: WarmEngine, block_size: int) -> Row:
     """Median seconds of a pass over 256 tokens, from the request to its token on the host, with nothing else to do."""
     with warm.small_pool(block_size, 4 * RECOMPUTED_TOKENS):
         engine = warm.engine()

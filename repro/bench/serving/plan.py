@@ -6,7 +6,7 @@ any GPU can be laid over the paper's curves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -52,9 +52,7 @@ SHAREGPT_WINDOW, WINDOW = {"warm_s": 6.0, "stop_s": 20.0}, {"warm_s": 3.0, "stop
 CPU_TIMING = {"alpaca": Timing(4.0, 14.0, 24.0, 24.0)}
 
 
-def steps(
-    warm: WarmEngine, recording: Recording, timing: dict[str, Timing], systems: tuple[str, ...]
-) -> Iterator[Step]:
+def steps(warm: WarmEngine, recording: Recording, timing: dict[str, Timing], systems: Sequence[str]) -> Iterator[Step]:
     """Every point in order. Later ones look at the rows of earlier ones, so they are made as they come. A CPU, far too
     slow for the paper's model, has only what a prediction is checked against."""
     load_on = partial(Load, max_model_len=warm.loaded.config.max_model_len)
@@ -113,12 +111,9 @@ def _sharing_and_blocks(warm: WarmEngine, load_on: Callable[..., Load]) -> Itera
     sharegpt = partial(load_on, rate=None, **SHAREGPT_WINDOW)
     for size in BLOCK_SIZES:
         for way in PREEMPTIONS:
+            load = sharegpt("vllm", "sharegpt", block_size=size, preemption=way)
             # The first one of a size has its pool to set up.
-            yield point(
-                f"blocks/{size}/sharegpt/{way}",
-                sharegpt("vllm", "sharegpt", block_size=size, preemption=way),
-                20 if way == PREEMPTIONS[0] else 2,
-            )
+            yield point(f"blocks/{size}/sharegpt/{way}", load, 20 if way == PREEMPTIONS[0] else 2)
         yield point(f"blocks/{size}/alpaca", few("vllm", "alpaca", block_size=size))
 
 
@@ -151,17 +146,15 @@ class Serving(Benchmark):
     def start(self, recording: Recording) -> dict[str, Any]:
         only, rows = self.options.only, recording.rows
         if "latency" in only and "saturated" not in only and not any(row["kind"] == "saturated" for row in rows):
-            raise UserError(
-                f"--only {' '.join(only)}: rates follow from saturated runs, and {recording.folder} has none; add "
-                "saturated"
-            )
+            none = f"rates follow from saturated runs, and {recording.folder} has none"
+            raise UserError(f"--only {' '.join(only)}: {none}; add saturated")
         _, model, dtype, kv_slots = self.setting.values()
         self.warm = WarmEngine(model, kv_slots, self.options.device, dtype)
         return {"cuda": torch.version.cuda, "boot_s": round(self.warm.boot_s, 1), **self._ceilings()}
 
     def steps(self, recording: Recording) -> Iterator[Step]:
         timing = GPU_TIMING if self.on_gpu else CPU_TIMING
-        return steps(self.warm, recording, timing, tuple(self.options.systems))
+        return steps(self.warm, recording, timing, self.options.systems)
 
     def finish(self, recording: Recording) -> dict[str, Any]:
         return {"at_the_end": self._ceilings()}

@@ -70,10 +70,7 @@ class WarmEngine:
         self.executor = self._make_executor(block_size, self.deployment.num_blocks(block_size))
         if self.on_gpu:
             try:
-                within_memory(
-                    lambda: self._warm_up(self.loaded.config.max_model_len),
-                    f"for graphs of a pool of blocks of {block_size}",
-                )
+                within_memory(self._warm_up, f"for graphs of a pool of blocks of {block_size}")
             except BaseException:
                 self.give_back()  # half of its graphs would pass for all of them
                 raise
@@ -94,8 +91,9 @@ class WarmEngine:
         manager = PagedKVCacheManager(num_blocks, block_size)
         return TorchExecutor(loaded, manager, store, with_logprobs=False, graphs=fast, compiled=fast)
 
-    def _warm_up(self, longest: int) -> None:
+    def _warm_up(self) -> None:
         """Compile kernels and capture graphs, so that no timed step has to."""
+        longest = self.loaded.config.max_model_len
         for prompts in ([10, 50, 100, 300], [700, 1040], [longest - 8]):
             self.serve([Request(index, 0.0, length, 4, GREEDY) for index, length in enumerate(prompts)])
         self.executor.runner.capture_all(longest)
@@ -143,19 +141,10 @@ class WarmEngine:
         if host_share > CLIENT_BOUND:
             row["mark"] = "client-bound"
         self.executor.flush()
-        wrong = sum(
-            len(one.tokens) != state.request.output_tokens
-            for state in self.executor.finished.values()
-            for one in state.sequences
-        )
-        return row | {
-            "host_share": host_share,
-            "wrong_lengths": wrong,
-            "evidence": "measured",
-            "device": self.device_name,
-            "seconds": clock.now,
-            **gpu_state(self._uuid),
-        }
+        done = [(one, state.request) for state in self.executor.finished.values() for one in state.sequences]
+        wrong = sum(len(one.tokens) != request.output_tokens for one, request in done)
+        row |= {"host_share": host_share, "wrong_lengths": wrong, "evidence": "measured", "device": self.device_name}
+        return row | {"seconds": clock.now, **gpu_state(self._uuid)}
 
     @contextmanager
     def small_pool(self, block_size: int, num_slots: int) -> Iterator[None]:
@@ -188,11 +177,12 @@ class Durations(Observer):
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
-        self.outputs: list[tuple[int, int, int]] = []  # decoding sequences, their context, prompt tokens
+        self.outputs: list[tuple[int, ...]] = []  # decoding sequences, their context, prompt tokens, prompts
 
     def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
         self.seconds.append(engine.clock.now - start_s)
-        self.outputs.append((output.num_decode_seqs, output.context_tokens, output.num_prefill_tokens))
+        prompts = output.num_prefill_tokens, len(output.prefills)
+        self.outputs.append((output.num_decode_seqs, output.context_tokens, *prompts))
 
 
 def device_name(on_gpu: bool) -> str:
@@ -203,16 +193,12 @@ def gpu_state(uuid: str | None) -> dict[str, float | None]:
     """Clocks (MHz), temperature (C) and power (W) of a GPU now; None where nvidia-smi does not tell, and without
     one."""
     names = {"sm_mhz": "clocks.sm", "memory_mhz": "clocks.mem", "celsius": "temperature.gpu", "watts": "power.draw"}
+    query = ["nvidia-smi", f"--query-gpu={','.join(names.values())}", "--format=csv,noheader,nounits"]
     try:
         if uuid is None:
             raise OSError("no GPU in this run")
-        query = [
-            "nvidia-smi",
-            f"--query-gpu={','.join(names.values())}",
-            "--format=csv,noheader,nounits",
-            f"--id=GPU-{uuid}",
-        ]
-        values = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.split(",")
+        command = [*query, f"--id=GPU-{uuid}"]
+        values = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.split(",")
         return {name: float(value) for name, value in zip(names, values)}
     except (OSError, ValueError, subprocess.SubprocessError):
         return dict.fromkeys(names)
