@@ -3,7 +3,7 @@ meanwhile.
 
 Same scheduler, memory managers, kernels and model code for all; OPT-13B with the 12 GB pool of Table 1, whatever the
 card, so that the ratios between systems can be laid beside the paper's (Fig. 12's rates at 0.5 s/token). Absolute
-numbers belong to the card. Rows come from `python -m repro.bench.serving`: this machine's own, or those recorded with
+numbers belong to the card. Rows come from `python -m repro bench serving`: this machine's own, or those recorded with
 the project; nothing is measured here.
 
 The scheduler then replays each run on the same trace, with every step as long as the measured mean: memory and batch

@@ -1,6 +1,6 @@
 """Fig. 14, 15 and 16 measured on a GPU: saturated throughput with several sequences a request and with a shared prefix.
 
-One engine for all systems, OPT-13B with the 12 GB pool of Table 1; rows come from `python -m repro.bench.serving` (see
+One engine for all systems, OPT-13B with the 12 GB pool of Table 1; rows come from `python -m repro bench serving` (see
 fig12_measured). The queue never empties, so what is compared is what memory allows: the paper compares rates at a
 latency, on another card. Samples are drawn at random; beams are searched in full at every step but continue where a
 real model's did (repro.simulate.beams), since weights are random. The Orcas copy the tokens that a beam takes over, not

@@ -6,12 +6,11 @@ programs again), and ours over permuted blocks beside ours over blocks in order.
 its blocks up either way, so it tells the cost of scattered memory alone. The same kernels over more shapes show the
 fraction of the copy bandwidth, and what the block size changes.
 
-The study knows no kernel: it reads experiments/recorded, whose rows `python -m repro.bench.kernels` makes.
+The study knows no kernel: it reads experiments/recorded, whose rows `python -m repro bench kernels` makes.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,7 +65,7 @@ def points(params: Params) -> list[Point]:
         if not file.is_file():
             raise UserError(
                 f"gpu = {params.gpu!r}: {file} is missing; restore it, name a GPU that is recorded, or measure on one: "
-                f"python -m repro.bench.kernels --out {path.parent}"
+                f"python -m repro bench kernels --out {path.parent}"
             )
     return [Point(recorded, {"path": path, "manifest": manifest, "evidence": evidence})]
 
@@ -74,9 +73,8 @@ def points(params: Params) -> list[Point]:
 def recorded(path: Path, manifest: Path, evidence: str) -> list[dict[str, Any]]:
     """Every recorded time (us) of a decode kernel, with its fraction of the copy bandwidth of that run."""
     about = json.loads(manifest.read_text(encoding="utf-8"))
-    with open(path, newline="", encoding="utf-8") as file:
-        # A kernel that did not take a shape has a remark in place of a time.
-        chosen = [row for row in csv.DictReader(file) if row["benchmark"] in BENCHMARKS and row["us"]]
+    # A kernel that did not take a shape has a remark in place of a time.
+    chosen = [row for row in kept.read(path, evidence) if row["benchmark"] in BENCHMARKS and row["us"]]
     return [
         {
             "part": row["benchmark"],

@@ -9,7 +9,6 @@ kernel takes. (With larger blocks it differs by 1 % at most; that is left out.)"
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +38,7 @@ SHAPE = {
     "benchmark": ("block_sizes",),
     "contender": ("ours",),
     "heads": ("40 x 128",),
-    "batch": ("64", "64.0"),
+    "batch": (64,),
     "context": ("ragged",),
 }
 WASTE, BOTH = "last-block waste", "waste and kernel"
@@ -100,8 +99,7 @@ def points(params: Params) -> list[Point]:
 
 def kernel_times(path: Path, evidence: str) -> list[dict[str, Any]]:
     """Recorded microseconds of the decode kernel at each block size, and over the time with blocks of 16."""
-    with open(path, newline="", encoding="utf-8") as file:
-        chosen = [row for row in csv.DictReader(file) if all(row[name] in values for name, values in SHAPE.items())]
+    chosen = [row for row in kept.read(path, evidence) if all(row[name] in values for name, values in SHAPE.items())]
     times = {int(float(row["block_size"])): float(row["us"]) for row in chosen}
     return [
         {

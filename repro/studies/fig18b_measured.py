@@ -1,6 +1,6 @@
 """Fig. 18b and 19b measured on a GPU: vLLM's saturated throughput by block size, and with either way of preemption.
 
-OPT-13B with the 12 GB pool of Table 1; rows come from `python -m repro.bench.serving` (see fig12_measured). A block
+OPT-13B with the 12 GB pool of Table 1; rows come from `python -m repro bench serving` (see fig12_measured). A block
 size has effects that differ in sign: larger blocks waste more of the pool at sequences' ends, so fewer requests run
 together (exact, and the same everywhere); smaller ones cost the kernels more look-ups and, where swapping moves blocks
 one by one, more transfers. Here kernels and swaps are ours: one launch moves all blocks. The paper has latencies at a

@@ -12,7 +12,6 @@ The model knows last-block waste and the cost of transfers, not how efficient th
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,8 +144,7 @@ def alone() -> list[dict[str, Any]]:
 def recorded_swaps(path: Path, evidence: str) -> list[dict[str, Any]]:
     """Recorded milliseconds to swap 256 tokens of OPT-13B's shape out and in again."""
     found: dict[tuple[str, int], float] = {}
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["benchmark"] == "swap" and float(row["tokens"]) == TOKENS]
+    rows = [row for row in kept.read(path, evidence) if row["benchmark"] == "swap" and row["tokens"] == TOKENS]
     for row in rows:
         key = row["contender"], int(float(row["block_size"]))
         found[key] = found.get(key, 0.0) + float(row["us"]) / 1e3

@@ -28,7 +28,6 @@ Everything is counted in steps of the real scheduler and managers; no time occur
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -208,12 +207,11 @@ def head_of_queue(load: Load, seed: int) -> list[dict[str, Any]]:
 def kernel(path: Path, evidence: str) -> dict[str, Any]:
     """The speed that our attention kernel keeps over permuted blocks, the least over Fig. 18a's shapes: 1 would cost
     nothing."""
-    times: dict[tuple[str, str], dict[str, float]] = {}
-    with open(path, newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if row["benchmark"] == "fig18a" and row["contender"] == "ours" and row["launch"] == "graph":
-                times.setdefault((row["batch"], row["context"]), {})[row["blocks"]] = float(row["us"])
-                device = row["device"]
+    times: dict[tuple[int, str], dict[str, float]] = {}
+    for row in kept.read(path, evidence):
+        if row["benchmark"] == "fig18a" and row["contender"] == "ours" and row["launch"] == "graph":
+            times.setdefault((row["batch"], row["context"]), {})[row["blocks"]] = float(row["us"])
+            device = row["device"]
     return {
         "part": "kernel",
         "setup": None,

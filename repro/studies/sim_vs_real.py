@@ -126,24 +126,24 @@ def measured_here(
 ) -> list[dict[str, Any]]:
     """Step times, then runs, of a small model on this machine's CPU; each run with its prediction."""
     from repro.bench.serving import calibrate
-    from repro.bench.serving.warm_engine import Bench
+    from repro.bench.serving.warm_engine import WarmEngine
 
-    bench = Bench(_model(model), CPU_KV_SLOTS, "cpu", "float32", CPU_MAX_LEN)
-    machine = f"CPU, {bench.loaded.config.name}"
-    steps = StepTimes.of(machine, calibrate.cells(bench), padded=False)
+    warm = WarmEngine(_model(model), CPU_KV_SLOTS, "cpu", "float32", CPU_MAX_LEN)
+    machine = f"CPU, {warm.loaded.config.name}"
+    steps = StepTimes.of(machine, calibrate.cells(warm), padded=False)
     window = {"warm_s": warm_s, "stop_s": stop_s, "max_model_len": CPU_MAX_LEN}
     loads = [Load(name, CPU_WORKLOAD, None, seed=seed, **window) for name in systems]
     # What is sustained comes from the prediction, over a minute: a busy CPU can stall a short measured window.
     minute = Load("vllm", CPU_WORKLOAD, None, 20.0, 80.0, seed, max_model_len=CPU_MAX_LEN)
-    sustained = predict(minute, bench.deployment, steps)["finished_rate"]
+    sustained = predict(minute, warm.deployment, steps)["finished_rate"]
     loads += [
         Load("vllm", CPU_WORKLOAD, max(multiple * sustained, FEWEST / stop_s), seed=seed + 1, **window)
         for multiple in multiples
     ]
     rows = []
     for load in loads:
-        row = bench.measure(load) | {"multiple": load.rate and load.rate / sustained}
-        rows += _both(row, predict(load, bench.deployment, steps), machine, "measured")
+        row = warm.measure(load) | {"multiple": load.rate and load.rate / sustained}
+        rows += _both(row, predict(load, warm.deployment, steps), machine, "measured")
     return rows
 
 

@@ -24,6 +24,8 @@ from repro.kernels import decode
 from repro.kernels.decode import DecodePlan
 
 Call = Callable[[], Tensor]
+#: the two backends of torch's attention that a GPU of today chooses from
+SDPA = {"SDPA flash": SDPBackend.FLASH_ATTENTION, "SDPA cuDNN": SDPBackend.CUDNN_ATTENTION}
 
 
 @dataclass(frozen=True)
@@ -42,17 +44,8 @@ def ours(plan: DecodePlan | None = None) -> Contender:
     workspace = torch.zeros(1 << 16, dtype=torch.int32, device="cuda")
 
     def bind(x: PagedInputs) -> Call:
-        arguments = (
-            x.q,
-            x.k_cache,
-            x.v_cache,
-            x.block_table,
-            x.context_lens,
-            x.scale,
-            x.max_context_len,
-            torch.empty_like(x.q),
-            workspace,
-        )
+        about = (x.block_table, x.context_lens, x.scale, x.max_context_len)
+        arguments = (x.q, x.k_cache, x.v_cache, *about, torch.empty_like(x.q), workspace)
         if plan is None:
             return partial(kernels.paged_decode_attention, *arguments)
         return partial(decode.paged_decode_attention, *arguments, plan)
@@ -60,40 +53,33 @@ def ours(plan: DecodePlan | None = None) -> Contender:
     return Contender("ours" if plan is None else f"ours, {plan.num_warps} warps, chunk {plan.chunk}", bind)
 
 
-def sdpa(name: str, backend: SDPBackend) -> Contender:
-    """torch's own attention with one backend, on contiguous copies of the same K and V."""
+def attend(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor, scale: float, **causal: bool) -> Tensor:
+    """torch's own attention with one backend, over [batch, heads, tokens, dim]."""
+    with sdpa_kernel(backend):
+        return scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=q.shape[1] != k.shape[1], **causal)
 
-    def bind(x: PagedInputs) -> Call:
-        k, v = (cache.contiguous() for cache in x.contiguous())
-        q = x.q.unsqueeze(2)
 
-        def call() -> Tensor:
-            with sdpa_kernel(backend):
-                return scaled_dot_product_attention(
-                    q, k, v, scale=x.scale, enable_gqa=q.shape[1] != k.shape[1]
-                ).squeeze(2)
+def sdpa_contenders() -> list[Contender]:
+    """Each of SDPA, on contiguous copies of the same K and V."""
 
-        return call
+    def bind(backend: SDPBackend, x: PagedInputs) -> Call:
+        q, (k, v) = x.q.unsqueeze(2), x.contiguous()
+        return lambda: attend(backend, q, k, v, x.scale).squeeze(2)
 
-    return Contender(name, bind, paged=False)
+    return [Contender(name, partial(bind, backend), paged=False) for name, backend in SDPA.items()]
 
 
 def plug_in(name: str) -> Contender:
     """The contender MODULE:FUNCTION. Raises UserError if it cannot be imported."""
     module, _, function = name.partition(":")
     try:
-        attend = getattr(import_module(module), function)
+        kernel = getattr(import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
             f"contender {name!r} cannot be imported ({error}); name one as MODULE:FUNCTION and install what it needs"
         ) from error
 
     def bind(x: PagedInputs) -> Call:
-        return partial(attend, x.q, x.k_cache, x.v_cache, x.block_table, x.context_lens, x.scale, x.max_context_len)
+        return partial(kernel, x.q, x.k_cache, x.v_cache, x.block_table, x.context_lens, x.scale, x.max_context_len)
 
     return Contender(name, bind)
-
-
-def sdpa_contenders() -> list[Contender]:
-    """Flash and cuDNN, the two that a GPU of today chooses from."""
-    return [sdpa("SDPA flash", SDPBackend.FLASH_ATTENTION), sdpa("SDPA cuDNN", SDPBackend.CUDNN_ATTENTION)]

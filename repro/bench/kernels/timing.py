@@ -101,7 +101,7 @@ class PagedInputs:
         """K and V of equal-length contexts as [batch, kv_heads, context, head_dim], for kernels that know no blocks."""
         table = self.block_table.long()
         k, v = (cache[table].flatten(1, 2)[:, : self.max_context_len] for cache in (self.k_cache, self.v_cache))
-        return k.transpose(1, 2), v.transpose(1, 2)
+        return k.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous()
 
 
 def paged_inputs(
