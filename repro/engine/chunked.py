@@ -62,8 +62,7 @@ class ChunkedOutput(SchedulerOutput):
     """`chunks` are parts of prompts that lack the prompt's end: they give no token. The end of a prompt is in
     `prefills`.
 
-    `num_prefill_tokens` counts both.
-    """
+    `num_prefill_tokens` counts both."""
 
     chunks: list[Prefill] = field(default_factory=list)
 
@@ -90,13 +89,11 @@ class ChunkedPrefillScheduler(Scheduler):
         request = group.request
         if len(group.seqs) > 1:
             raise UserError(
-                f"request {request.request_id} has n = {len(group.seqs)} sequences; chunked prefill takes one: submit "
-                f"{len(group.seqs)} requests instead"
+                f"{request}: chunked prefill takes one sequence a request; submit {len(group.seqs)} requests instead"
             )
         if request.prompt_tokens + request.output_tokens > self.config.max_model_len:
             raise UserError(
-                f"request {request.request_id} of {request.prompt_tokens} + {request.output_tokens} tokens is longer "
-                f"than max_model_len = {self.config.max_model_len}; shorten it or raise that"
+                f"{request} is longer than max_model_len = {self.config.max_model_len}; shorten it or raise that"
             )
 
     @property
@@ -164,9 +161,8 @@ class ChunkedPrefillScheduler(Scheduler):
             self.running.enter(group, self.iteration)
             output.prefills.append(Prefill(group, end, start))
 
-    def preempt(self, requester: SequenceGroup, output: ChunkedOutput) -> None:
-        """Drive out the newest: the prompt under way if there is one."""
+    def withdraw_latest(self) -> tuple[SequenceGroup, int]:
         if self.prefilling is None:
-            return super().preempt(requester, output)
-        victim, self.prefilling = self.prefilling, None
-        return self.recompute_later(victim, requester, output, self.num_computed)
+            return super().withdraw_latest()
+        group, self.prefilling = self.prefilling, None  # it started last
+        return group, self.num_computed

@@ -1,4 +1,4 @@
-"""Time as the engine sees it: virtual time that a cost model spends, or the real one, which passes by itself."""
+"""Time as the engine sees it: virtual time that a cost model spends, or the real one."""
 
 from __future__ import annotations
 
@@ -22,19 +22,14 @@ class Clock(ABC):
 
 
 class VirtualClock(Clock):
-    def __init__(self) -> None:
-        self._now = 0.0
-
-    @property
-    def now(self) -> float:
-        return self._now
+    now = 0.0
 
     def spend(self, durations_s: list[float]) -> None:
         for seconds in durations_s:  # not sum(), whose rounding depends on the version of Python
-            self._now += seconds
+            self.now += seconds
 
     def wait_until(self, moment: float) -> None:
-        self._now = max(self._now, moment)
+        self.now = max(self.now, moment)
 
 
 class WallClock(Clock):

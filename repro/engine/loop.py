@@ -59,11 +59,9 @@ class Engine:
         return outcome
 
     def run(self, requests: Iterable[Request], until_s: float = math.inf) -> list[Outcome]:
-        """Outcomes of the requests that have arrived, in their order; at `until_s` whatever still runs is left
-        unfinished.
+        """Outcomes of the requests that have arrived, in their order; what runs at `until_s` is left unfinished.
 
-        UserError if a request can never fit, when its turn comes.
-        """
+        UserError if a request can never fit, when its turn comes."""
         outcomes: list[Outcome] = []
         arrivals = iter(requests)
         upcoming = next(arrivals, None)
@@ -93,7 +91,7 @@ class Engine:
         """Let the output stand for all iterations that would be like it and concern no arrival and no observer."""
         if self.scheduler.can_repeat(output):
             until = next_arrival_s if self.scheduler.admits_on_arrival else math.inf
-            until = min([until, *(observer.next_s for observer in self.observers)])
+            until = min([until, *[observer.next_s for observer in self.observers]])
             self.scheduler.extend(output, self.executor.lookahead(output, start_s, until))
 
     def _note(self, now_s: float, output: SchedulerOutput, ended: list[SequenceGroup]) -> None:

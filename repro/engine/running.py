@@ -2,11 +2,11 @@
 
 A running sequence gets one token an iteration. So once a group has entered, it is known in which iterations its tokens
 open a new block, when it reaches its length, and how many tokens it has stored by then. An iteration costs only what
-changes in it, and many can be advanced together (`Scheduler.extend`). Memory and policy are not known here.
-"""
+changes in it, and many can be advanced together (`Scheduler.extend`). Memory and policy are not known here."""
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 
@@ -16,28 +16,32 @@ from repro.engine.sequence import Sequence, SequenceGroup, Status, by_arrival
 class RunningSet:
     """Running groups in the order in which they entered. `block_size` None: memory that does not grow by the token.
 
-    `num_seqs` counts their live sequences.
-    """
+    `num_seqs` counts their live sequences; `beams` are the groups that search for beams."""
 
     def __init__(self, block_size: int | None) -> None:
         self.num_seqs = 0
+        self.beams: dict[SequenceGroup, None] = {}
         self._grows = block_size is not None
-        self._ends: dict[SequenceGroup, tuple[int, int, SequenceGroup]] = {}  # each group's entry in the calendar
+        self._entries: dict[SequenceGroup, tuple[int, int, SequenceGroup]] = {}
         self._calendar: list[tuple[int, int, SequenceGroup]] = []  # sorted: (end, running number, group)
-        self._num_entered = 0
+        self._numbers = itertools.count()
         self._ahead = 0  # sum over sequences of (stored tokens - iteration), which is constant while they run
-        # A group's tokens open blocks in iterations of one place modulo the block size; each place in arrival order.
+        # Iteration modulo the block size -> whose tokens open blocks then, by arrival.
         self._opening: list[list[SequenceGroup]] = [[] for _ in range(block_size or 1)]
-        self._beams: dict[SequenceGroup, None] = {}
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._entries)
 
     def __iter__(self) -> Iterator[SequenceGroup]:
-        return iter(self._ends)
+        return iter(self._entries)
 
     def __contains__(self, group: SequenceGroup) -> bool:
-        return group in self._ends
+        return group in self._entries
+
+    @property
+    def latest(self) -> SequenceGroup:
+        """The group that arrived last."""
+        return max(self._entries, key=by_arrival)
 
     # Who runs
 
@@ -50,10 +54,9 @@ class RunningSet:
         if self._grows:
             insort(self._opening[(1 - ahead) % len(self._opening)], group, key=by_arrival)
         if group.is_beam:
-            self._beams[group] = None
-        self._num_entered += 1
+            self.beams[group] = None
         end = group.request.prompt_tokens + group.request.output_tokens - ahead
-        self._ends[group] = entry = (end, self._num_entered, group)
+        self._entries[group] = entry = (end, next(self._numbers), group)
         insort(self._calendar, entry)
 
     def leave(self, group: SequenceGroup, iteration: int, status: Status) -> None:
@@ -63,9 +66,9 @@ class RunningSet:
         self._ahead -= len(group.seqs) * ahead
         if self._grows:
             self._opening[(1 - ahead) % len(self._opening)].remove(group)
-        self._beams.pop(group, None)
+        self.beams.pop(group, None)
         self.complete(group)
-        del self._ends[group]
+        del self._entries[group]
         group.stop(iteration, status)
 
     def drop(self, group: SequenceGroup, seq: Sequence) -> None:
@@ -78,13 +81,12 @@ class RunningSet:
 
     def complete(self, group: SequenceGroup) -> None:
         """Note that a group needs no more tokens. It stays until it leaves: a static batch computes it along."""
-        entry = self._ends[group]
-        place = bisect_left(self._calendar, entry)
-        if place < len(self._calendar) and self._calendar[place] is entry:
+        place = bisect_left(self._calendar, self._entries[group])
+        if self._calendar[place : place + 1] == [self._entries[group]]:
             del self._calendar[place]
 
     def ending(self, iteration: int) -> list[SequenceGroup]:
-        """Groups that are not complete and have their full length when `iteration` begins."""
+        """Groups that have their full length when `iteration` begins, but for those noted as complete."""
         return [group for _, _, group in self._calendar[: bisect_left(self._calendar, (iteration + 1,))]]
 
     @property
@@ -103,24 +105,15 @@ class RunningSet:
         return self._ahead + iteration * self.num_seqs
 
     def writers(self, iteration: int, fresh: Iterable[SequenceGroup] = ()) -> list[SequenceGroup]:
-        """Groups whose next token may take a block, by arrival: it opens one, or it is written where several sequences
-        share (`fresh` groups, whose prompt was the last iteration's, and beams)."""
+        """Groups whose next token may take a block, by arrival: it opens one, or goes where several sequences share
+        (`fresh` groups, whose prompt was the last iteration's, and beams)."""
         opening = self._opening[iteration % len(self._opening)]
-        if not fresh and not self._beams:
+        if not fresh and not self.beams:
             return opening.copy()
-        return sorted({*opening, *self._beams, *(group for group in fresh if group in self._ends)}, key=by_arrival)
+        return sorted({*opening, *self.beams, *(group for group in fresh if group in self)}, key=by_arrival)
 
     def openings(self, start: int, stop: int) -> Iterator[tuple[int, list[SequenceGroup]]]:
         """The iterations from `start` to before `stop` in which tokens open blocks, and whose, by arrival."""
         for iteration in range(start, stop) if self._grows else ():
             if opening := self._opening[iteration % len(self._opening)]:
                 yield iteration, opening
-
-    @property
-    def has_beams(self) -> bool:
-        return bool(self._beams)
-
-    @property
-    def latest(self) -> SequenceGroup:
-        """The group that arrived last."""
-        return max(self._ends, key=by_arrival)

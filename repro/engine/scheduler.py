@@ -2,8 +2,7 @@
 
 The scheduler is given a memory (a KVCacheManager) and says what to run (SchedulerOutput). It never reads a clock,
 touches a device, or sees a token, so the same lines decide in simulation, on a CPU and on a GPU, for vLLM and for every
-baseline.
-"""
+baseline."""
 
 from __future__ import annotations
 
@@ -44,8 +43,6 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
             raise UserError(f"max_num_seqs = {self.max_num_seqs} must be at least 1")
-        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < 1:
-            raise UserError(f"max_num_batched_tokens = {self.max_num_batched_tokens} must be at least 1, or None")
         if self.max_num_batched_tokens is not None and self.max_num_seqs > self.max_num_batched_tokens:
             raise UserError(
                 f"max_num_seqs = {self.max_num_seqs} is more than max_num_batched_tokens = "
@@ -68,8 +65,7 @@ class SchedulerOutput:
     """One iteration (or `num_iterations` equal ones): first `cache_ops` in order, then the forward pass.
 
     `decodes` run one token a sequence, over `context_tokens` stored tokens in all (in the first iteration, counted once
-    per sequence that reads them); `prefills` run their prompts in the same pass.
-    """
+    per sequence that reads them); `prefills` run their prompts in the same pass."""
 
     iteration: int
     decodes: list[SequenceGroup] = field(default_factory=list)
@@ -86,8 +82,7 @@ class Scheduler:
     """`add` requests; then per iteration `schedule`, run the output, `update`.
 
     A variant overrides what it decides otherwise: `check` (what is refused), `admit` and `may_start` (who starts),
-    `preempt` (who is driven out, and how).
-    """
+    `withdraw_latest` (who is driven out)."""
 
     output_type = SchedulerOutput
 
@@ -118,8 +113,7 @@ class Scheduler:
         self.check(group)
         if not self.manager.fits(group):
             raise UserError(
-                f"request {request.request_id} of {request.prompt_tokens} + {request.output_tokens} tokens x "
-                f"{len(group.seqs)} sequences does not fit into an empty pool of {self.manager.num_blocks} blocks of "
+                f"{request} does not fit into an empty pool of {self.manager.num_blocks} blocks of "
                 f"{self.manager.block_size}; use a larger pool or a shorter request"
             )
         self.waiting.append(group)
@@ -128,17 +122,11 @@ class Scheduler:
 
     def check(self, group: SequenceGroup) -> None:
         """UserError if the group is beyond the caps of an iteration."""
-        request, limit = group.request, self.config.max_num_batched_tokens
+        request, limit, most = group.request, self.config.max_num_batched_tokens, self.config.max_num_seqs
         if limit is not None and request.prompt_tokens > limit:
-            raise UserError(
-                f"request {request.request_id}: its prompt of {request.prompt_tokens} tokens does not fit into an "
-                f"iteration of max_num_batched_tokens = {limit}; raise that cap"
-            )
-        if len(group.seqs) > self.config.max_num_seqs:
-            raise UserError(
-                f"request {request.request_id} has {len(group.seqs)} sequences, more than max_num_seqs = "
-                f"{self.config.max_num_seqs}"
-            )
+            raise UserError(f"{request}: the prompt is more than max_num_batched_tokens = {limit}; raise that cap")
+        if len(group.seqs) > most:
+            raise UserError(f"{request} has more sequences than max_num_seqs = {most}; raise that cap")
 
     @property
     def has_work(self) -> bool:
@@ -168,14 +156,13 @@ class Scheduler:
     def can_repeat(self, output: SchedulerOutput) -> bool:
         """Whether the next iteration could be decided like `output`: nothing started or moved, and no beams run."""
         changed = output.prefills or output.cache_ops or output.preempted
-        return bool(output.decodes) and not (changed or self.running.has_beams)
+        return bool(output.decodes) and not (changed or self.running.beams)
 
     def extend(self, output: SchedulerOutput, max_iterations: int) -> None:
         """Let an output that `can_repeat` stand for up to `max_iterations` iterations that are decided just like it.
 
         Nothing is decided differently until a group finishes, the free blocks run out, or a request arrives that could
-        start (which the caller knows): a blocked queue stays blocked while memory only gets scarcer and as many run.
-        """
+        start (which the caller knows): a blocked queue stays blocked while memory only gets scarcer and as many run."""
         stop = min(self.iteration + max_iterations, self.running.next_end)
         for iteration, groups in self.running.openings(self.iteration + 1, stop):
             if sum(len(group.seqs) for group in groups) > self.manager.num_free_blocks:
@@ -198,16 +185,21 @@ class Scheduler:
         self.iteration += output.num_iterations
         ending = self.running.ending(self.iteration)  # nobody will read what would be copied for these
         self._fresh = [prefill.group for prefill in output.prefills if len(prefill.group.seqs) > 1]
-        for prefill in output.prefills:
-            if len(prefill.group.seqs) > 1 and prefill.group not in ending:
-                self._copy_later(prefill.group, self.manager.spread_prompt(prefill.group, prefill.num_tokens))
+        for group in self._fresh:
+            if group not in ending:
+                self._copy_later(group, self.manager.spread_prompt(group, group.num_stored(self.iteration - 1)))
         for group, indices in (parents or {}).items():
             if group not in ending:
                 self.record("fork", group, parents=tuple(indices))
                 self._copy_later(group, self.manager.fork(group, indices, group.num_stored(self.iteration - 1)))
-        ended = [group for group, seq in stopped or () if self._stop(group, seq)]
-        ended += [group for group in ending if group not in ended]
-        return self._finish(ended)
+        ended = []
+        for group, seq in stopped or ():
+            if len(group.seqs) == 1:  # its last one
+                ended.append(group)
+            else:
+                self.manager.free_sequence(seq)
+                self.running.drop(group, seq)
+        return self._finish(ended + [group for group in ending if group not in ended])
 
     # Running groups
 
@@ -222,35 +214,39 @@ class Scheduler:
                 self.preempt(group, output)
 
     def _append_slots(self, group: SequenceGroup, iteration: int, output: SchedulerOutput) -> None:
-        free = self.manager.num_free_blocks
+        free = None if self._log is None else self.manager.num_free_blocks
         copies = self.manager.append_slots(group, group.num_stored(iteration))
         output.cache_ops += copies
-        if self._log is not None and (taken := free - self.manager.num_free_blocks):
+        if free is not None and (taken := free - self.manager.num_free_blocks):
             kind = "copy" if copies else "append"
             self._log.append(Event(iteration, kind, group.request.request_id, {"blocks": taken}))
 
     def preempt(self, requester: SequenceGroup, output: SchedulerOutput) -> None:
-        """Drive out the latest arrival, so that `requester` gets a slot (it may be that group itself)."""
-        victim, mode = self.running.latest, self.config.preemption
+        """Drive out the latest arrival so that `requester` gets a slot (it may be that group itself)."""
+        victim, num_stored = self.withdraw_latest()
+        mode = self.config.preemption
         swap = mode is PreemptionMode.SWAP or (mode is PreemptionMode.BY_GROUP and len(victim.seqs) > 1)
         if swap and self.manager.can_swap_out(victim):
-            self.running.leave(victim, self.iteration, Status.SWAPPED)
+            victim.status = Status.SWAPPED
             insort(self.swapped, victim, key=by_arrival)
             ops = self.manager.swap_out(victim)
             output.cache_ops += ops
-            self._note_preemption(victim, requester, output, mode="swap", blocks=len(ops))
+            detail = {"mode": "swap", "blocks": len(ops)}
         else:
-            stored = victim.num_stored(self.iteration) - 1
-            self.running.leave(victim, self.iteration, Status.WAITING)
-            self.recompute_later(victim, requester, output, stored)
+            self.manager.free(victim)
+            insort(self.waiting, victim, key=by_arrival)
+            detail = {"mode": "recompute", "tokens": num_stored}
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        output.preempted.append(victim)
+        self.record("preempt", victim, requester=requester.request.request_id, **detail)
 
-    def recompute_later(
-        self, victim: SequenceGroup, requester: SequenceGroup, output: SchedulerOutput, num_stored: int
-    ) -> None:
-        """Give up what the victim has stored and queue it again, by its arrival."""
-        self.manager.free(victim)
-        insort(self.waiting, victim, key=by_arrival)
-        self._note_preemption(victim, requester, output, mode="recompute", tokens=num_stored)
+    def withdraw_latest(self) -> tuple[SequenceGroup, int]:
+        """Stop the latest arrival; the group, and how many tokens each of its sequences has stored."""
+        group = self.running.latest
+        num_stored = group.num_stored(self.iteration) - 1
+        self.running.leave(group, self.iteration, Status.WAITING)
+        return group, num_stored
 
     # Starting and resuming
 
@@ -294,14 +290,6 @@ class Scheduler:
 
     # Ending
 
-    def _stop(self, group: SequenceGroup, seq: Sequence) -> bool:
-        """End one sequence before its limit. True if it was the last one, so that the group has ended, too."""
-        if len(group.seqs) == 1:
-            return True
-        self.manager.free_sequence(seq)
-        self.running.drop(group, seq)
-        return False
-
     def _finish(self, ended: list[SequenceGroup]) -> list[SequenceGroup]:
         """Let groups go that need no more tokens; those that went.
 
@@ -329,14 +317,6 @@ class Scheduler:
         if copies:
             self._pending_ops += copies
             self.record("copy", group, blocks=len(copies))
-
-    def _note_preemption(
-        self, victim: SequenceGroup, requester: SequenceGroup, output: SchedulerOutput, **detail: object
-    ) -> None:
-        victim.num_preemptions += 1
-        self.num_preemptions += 1
-        output.preempted.append(victim)
-        self.record("preempt", victim, requester=requester.request.request_id, **detail)
 
     def record(self, kind: str, group: SequenceGroup, **detail: object) -> None:
         if self._log is not None:

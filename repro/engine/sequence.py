@@ -58,6 +58,10 @@ class Request:
     sampling: SamplingParams
     prefix_id: str | None = None
 
+    def __str__(self) -> str:
+        lengths = f"{self.prompt_tokens} + {self.output_tokens} tokens"
+        return f"request {self.request_id} of {lengths} x {self.sampling.n} sequences"
+
 
 class Status(enum.Enum):
     WAITING = "waiting"  # not started, or preempted by recomputation
@@ -82,8 +86,7 @@ class SequenceGroup:
     seqs               its live sequences
     arrival            (seconds, request number): groups in this order are first come, first served
     running_since      the iteration in which its present run began; None while it does not run
-    generated_before   output tokens that each sequence got in earlier runs (a preemption ends a run)
-    """
+    generated_before   output tokens that each sequence got in earlier runs (a preemption ends a run)"""
 
     __slots__ = ("request", "seqs", "arrival", "status", "running_since", "generated_before", "num_preemptions")
 
@@ -105,18 +108,17 @@ class SequenceGroup:
         self.generated_before = self.num_generated(iteration)
         self.status, self.running_since = status, None
 
-    def num_generated(self, iteration: int) -> int:
-        """Output tokens that each live sequence has when `iteration` begins."""
-        since = self.running_since
-        return self.generated_before if since is None else self.generated_before + iteration - since
-
     def num_stored(self, iteration: int) -> int:
         """Tokens of each live sequence whose K/V is in memory once `iteration` has run.
 
         The newest token's K/V is computed by the iteration that takes it as input, so a sequence of prompt p and output
-        o never stores more than p + o - 1 tokens.
-        """
-        return self.request.prompt_tokens + self.num_generated(iteration)
+        o never stores more than p + o - 1 tokens."""
+        tokens, since = self.request.prompt_tokens + self.generated_before, self.running_since
+        return tokens if since is None else tokens + iteration - since
+
+    def num_generated(self, iteration: int) -> int:
+        """Output tokens that each live sequence has when `iteration` begins."""
+        return self.num_stored(iteration) - self.request.prompt_tokens
 
     @property
     def is_beam(self) -> bool:

@@ -57,7 +57,7 @@ def a_block_is_free_although_others_refer_to_it(monkeypatch: pytest.MonkeyPatch)
                 self.ref_counts[block] = 0
                 self._free.append(block)
 
-    monkeypatch.setattr(BlockAllocator, "release_many", release)
+    monkeypatch.setattr(BlockAllocator, "release", release)
 
 
 @planted
@@ -65,7 +65,7 @@ def a_fork_does_not_count_its_references(monkeypatch: pytest.MonkeyPatch) -> Non
     fork = PagedKVCacheManager.fork
 
     def forked(self: PagedKVCacheManager, *arguments: object) -> list[CacheOp]:
-        share, self.gpu.share = self.gpu.share, lambda block, holders=1: None
+        share, self.gpu.share = self.gpu.share, lambda blocks, holders=1: None
         try:
             return fork(self, *arguments)
         finally:
@@ -77,7 +77,7 @@ def a_fork_does_not_count_its_references(monkeypatch: pytest.MonkeyPatch) -> Non
 @planted
 def the_last_block_of_a_sequence_is_never_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     def free(self: PagedKVCacheManager, seq: Sequence) -> None:
-        self.gpu.release_many(self._tables.pop(seq)[:-1])
+        self.gpu.release(self._tables.pop(seq)[:-1])
 
     monkeypatch.setattr(PagedKVCacheManager, "free_sequence", free)
 

@@ -16,11 +16,7 @@ class BuddyAllocator:
         self.num_blocks = num_blocks
         self.max_chunk = max_chunk
         # size -> stack of starts (a dict keeps the order and finds a buddy in constant time)
-        self._free: dict[int, dict[int, None]] = {}
-        size = 1
-        while size <= max_chunk:
-            self._free[size] = {}
-            size *= 2
+        self._free: dict[int, dict[int, None]] = {1 << log: {} for log in range(max_chunk.bit_length())}
         self._sizes: dict[int, int] = {}  # start of an allocated chunk -> its size
         start, size = 0, max_chunk
         while start < num_blocks:
@@ -74,7 +70,3 @@ class BuddyAllocator:
             start &= ~size
             size *= 2
         self._free[size][start] = None
-
-    def free_chunks(self) -> dict[int, list[int]]:
-        """Free chunks by size, for diagrams and tests."""
-        return {size: sorted(starts) for size, starts in self._free.items() if starts}

@@ -2,8 +2,7 @@
 
 What differs between the three Orca variants is only how much they reserve: a function of the request. A new policy is
 one more function. The reservation is rounded up to a chunk (`chunk_blocks`) by the allocator: a power of two for the
-buddy allocator that Orca has, which is what loses slots to rounding in Fig. 2.
-"""
+buddy allocator that Orca has, which is what loses slots to rounding in Fig. 2."""
 
 from __future__ import annotations
 
@@ -35,29 +34,17 @@ def reserve_oracle(request: Request, max_model_len: int) -> int:
 
 
 class ChunkAllocator(Protocol):
-    """Where chunks of consecutive blocks come from. Sizes are in blocks."""
+    """Hands out chunks of consecutive blocks, named by their first block, of the sizes that `rounded` gives.
+
+    `capacity` is how many of a size an empty pool holds; `can_allocate` whether so many are free at the same time."""
 
     num_free: int
 
-    def rounded(self, count: int) -> int:
-        """The chunk size that serves `count` blocks. All other calls take only such sizes."""
-        ...
-
-    def capacity(self, size: int) -> int:
-        """How many chunks of this size an empty pool holds."""
-        ...
-
-    def can_allocate(self, size: int, count: int) -> bool:
-        """Whether `count` chunks of this size are free at the same time."""
-        ...
-
-    def allocate(self, size: int) -> int:
-        """The first block of a free chunk. MemoryError if there is none."""
-        ...
-
-    def release(self, start: int) -> None:
-        """Free the chunk that begins with block `start`."""
-        ...
+    def rounded(self, count: int) -> int: ...
+    def capacity(self, size: int) -> int: ...
+    def can_allocate(self, size: int, count: int) -> bool: ...
+    def allocate(self, size: int) -> int: ...
+    def release(self, start: int) -> None: ...
 
 
 class ContiguousKVCacheManager(KVCacheManager):
@@ -92,9 +79,8 @@ class ContiguousKVCacheManager(KVCacheManager):
         reserved = min(request.prompt_tokens + output, self.max_model_len)
         if reserved < request.prompt_tokens + request.output_tokens - 1:
             raise UserError(
-                f"request {request.request_id} of {request.prompt_tokens} + {request.output_tokens} tokens: its "
-                f"reservation of {reserved} slots is too short; a reservation must cover the output (max_model_len is "
-                f"{self.max_model_len})"
+                f"{request}: its reservation of {reserved} slots is too short; a reservation must cover the output "
+                f"(max_model_len is {self.max_model_len})"
             )
         return reserved
 
@@ -123,9 +109,6 @@ class ContiguousKVCacheManager(KVCacheManager):
 
     def append_slots(self, group: SequenceGroup, num_tokens: int) -> list[CacheOp]:
         return []
-
-    def spread_prompt(self, group: SequenceGroup, num_tokens: int) -> list[CacheOp]:
-        return self.copies(group, [0] * len(group.seqs), num_tokens)
 
     def fork(self, group: SequenceGroup, parents: list[int], num_tokens: int) -> list[CacheOp]:
         check_parents(group, parents)
