@@ -100,7 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     diff.set_defaults(command=_diff)
     commands.add_parser("doctor", help="say what this machine can and cannot run").set_defaults(command=_doctor)
     calibrate = commands.add_parser("calibrate", help="solve the cost model's anchors again")
-    bench = commands.add_parser("bench", help="measure: without a name the simulator and, on a GPU, kernels and engine")
+    said = "measure: the simulator and, on a GPU, kernels, end to end and serving; or only what is named"
+    bench = commands.add_parser("bench", help=said, description=said)
     bench.set_defaults(command=_bench_all)
     names = bench.add_subparsers(metavar="NAME", title="only one of them")
     for name, description in BENCHMARKS.items():

@@ -125,16 +125,10 @@ class EndToEnd(Benchmark):
         lengths = options.lengths or paths.folders().experiments / "offline_256_lengths.csv"
         self.load = requests(lengths, options.requests)
         require_gpu("end_to_end")
-        self.setting = {
-            "model": options.model,
-            "dtype": options.dtype,
-            "graphs": not options.plain,
-            "compiled": not options.plain,
-            "requests": len(self.load),
-            "lengths_sha256": sha256_file(lengths),
-            "max_num_batched_tokens": options.batched_tokens,
-            "device": torch.cuda.get_device_name(),
-        }
+        self.fast = not options.plain
+        self.setting = {"model": options.model, "dtype": options.dtype, "graphs": self.fast, "compiled": self.fast}
+        self.setting |= {"requests": len(self.load), "lengths_sha256": sha256_file(lengths)}
+        self.setting |= {"max_num_batched_tokens": options.batched_tokens, "device": torch.cuda.get_device_name()}
         self._pool: tuple[float, WarmEngine] | None = None
 
     def start(self, recording: Recording) -> dict[str, Any]:
@@ -156,8 +150,8 @@ class EndToEnd(Benchmark):
             self._pool = None
             pool, config = PoolSize(kv_gib=gib) if gib else PoolSize(free_share=0.92), self.loaded.config
             slots = BLOCK_SIZE * pool.blocks(config, BLOCK_SIZE, self.loaded.device)
-            fast = not self.options.plain
-            self._pool = gib, WarmEngine(self.loaded, slots, max_model_len=config.max_model_len, swap=0.0, fast=fast)
+            longest = config.max_model_len
+            self._pool = gib, WarmEngine(self.loaded, slots, max_model_len=longest, swap=0.0, fast=self.fast)
         return self._pool[1]
 
     def _rows(self, gib: float, name: str, attempt: int, profiled: bool) -> list[Row]:

@@ -25,9 +25,9 @@ class Squares(Benchmark):
         return {"ready": True}
 
     def steps(self, recording):
-        first = recording.find("few/1")
         yield Step("few/1", 10, lambda: self._rows(1))
         yield Step("more/2", 20, lambda: self._rows(2, -2))
+        first = recording.find("few/1")
         yield Step("few/3", 30, (lambda: self._rows(int(first["square"]) + 2)) if first else None)
 
     def finish(self, recording):

@@ -136,9 +136,14 @@ def test_anchors_are_solved_recorded_and_printed_as_the_profile_holds_them(tmp_p
     monkeypatch.setattr(anchors, "solve_anchor", lambda *point: calls.append(point) or 1.234)
     monkeypatch.setattr(anchors, "Parallel", lambda n_jobs: lambda jobs: [job[0](*job[1]) for job in jobs])
     splits = anchors.context_splits()
-    said = "  opt-175b/sharegpt: {" + ", ".join(f"{split}: 1.23" for split in splits) + "}"
     for _ in range(2):  # the second call has nothing left to solve
         assert cli.main(["calibrate", "--out", str(tmp_path), "--only", "opt-175b"]) == 0
-        assert said in capsys.readouterr().out.splitlines()
-    expected = paper.points("fig12", "opt-175b/sharegpt", "vllm")[0]
-    assert calls == [("opt-175b/sharegpt", split, *expected) for split in splits]
+        said = capsys.readouterr().out.splitlines()
+        for panel in ("opt-175b/sharegpt", "opt-175b/alpaca"):
+            assert f"  {panel}: {{{', '.join(f'{split}: 1.23' for split in splits)}}}" in said
+    assert calls == [
+        (panel, split, *paper.points("fig12", panel, "vllm")[0])
+        for panel in paper.figure("fig12")
+        if panel.startswith("opt-175b")
+        for split in splits
+    ]

@@ -217,11 +217,11 @@ def test_a_pool_whose_graphs_could_not_be_made_is_not_taken_for_ready(monkeypatc
     warm = WarmEngine(tiny(), 512, "cpu", "float32", MAX_LEN)
     monkeypatch.setattr(warm, "on_gpu", True)
     monkeypatch.setattr(warm_engine.torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(warm, "_warm_up", lambda longest: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
+    monkeypatch.setattr(warm, "_warm_up", lambda: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
     for _ in range(2):  # not even at the second attempt
         with pytest.raises(UserError, match="out of GPU memory for graphs of a pool of blocks of 32"):
             warm.use_blocks(32)
-    monkeypatch.setattr(warm, "_warm_up", lambda longest: None)
+    monkeypatch.setattr(warm, "_warm_up", lambda: None)
     warm.use_blocks(32)
     assert warm.executor.manager.block_size == 32
 

@@ -1,29 +1,97 @@
-"""Benchmarks of decode and prefill attention. Every output is checked against float32 before it is timed."""
+"""Benchmarks of decode and prefill attention, beside torch's SDPA on contiguous K and V, and plug-ins. Every output is
+checked against float32 before it is timed.
+
+A plug-in is any importable function(q, k_cache, v_cache, block_table, context_lens, scale, max_context_len) -> output,
+in the layout of repro.kernels, named as MODULE:FUNCTION; it must be capturable in a CUDA graph, and is called once on
+every input before that, so that it can plan on the host."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 from repro import kernels
 from repro.bench.benchmark import Step
-from repro.bench.kernels.contenders import SDPA, Call, Contender, attend, ours, sdpa_contenders
 from repro.bench.kernels.timing import PagedInputs, eager_time_us, graph_time_us, in_order, paged_inputs
 from repro.bench.rows import Row
+from repro.engine.errors import UserError
+from repro.kernels import decode as decode_kernel
 from repro.kernels import reference
 from repro.kernels.decode import DecodePlan
 
 HEADS = {"40 x 128": (40, 40, 128), "32/8 x 128": (32, 8, 128)}  # OPT-13B and LLaMA-3.1-8B
 CONTEXTS, BATCHES = (64, 128, 256, 1024, 4096), (1, 8, 32, 128)
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # relative to float32: a few roundings of the output
+Call = Callable[[], Tensor]
+#: the two backends of torch's attention that a GPU of today chooses from
+SDPA = {"SDPA flash": SDPBackend.FLASH_ATTENTION, "SDPA cuDNN": SDPBackend.CUDNN_ATTENTION}
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A name and a way to make, from one call's inputs, a function that launches it and returns [batch, heads, dim].
+
+    `paged` contenders read the pool through the block table; the others get contiguous K and V of equal lengths."""
+
+    name: str
+    bind: Callable[[PagedInputs], Call]
+    paged: bool = True
+
+
+def ours(plan: DecodePlan | None = None) -> Contender:
+    """Our kernel, with its own plan or a given one; all calls share the workspace, as one stream's calls may."""
+    workspace = torch.zeros(1 << 16, dtype=torch.int32, device="cuda")
+
+    def bind(x: PagedInputs) -> Call:
+        arguments = (*x.arguments(), torch.empty_like(x.q), workspace)
+        if plan is None:
+            return partial(kernels.paged_decode_attention, *arguments)
+        return partial(decode_kernel.paged_decode_attention, *arguments, plan)
+
+    return Contender("ours" if plan is None else f"ours, {plan.num_warps} warps, chunk {plan.chunk}", bind)
+
+
+def attend(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor, scale: float, **causal: bool) -> Tensor:
+    """torch's own attention with one backend, over [batch, heads, tokens, dim]."""
+    with sdpa_kernel(backend):
+        return scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=q.shape[1] != k.shape[1], **causal)
+
+
+def sdpa_contenders() -> list[Contender]:
+    """Each of SDPA, on contiguous copies of the same K and V."""
+
+    def bind(backend: SDPBackend, x: PagedInputs) -> Call:
+        q, (k, v) = x.q.unsqueeze(2), x.contiguous()
+        return lambda: attend(backend, q, k, v, x.scale).squeeze(2)
+
+    return [Contender(name, partial(bind, backend), paged=False) for name, backend in SDPA.items()]
+
+
+def plug_in(name: str) -> Contender:
+    """The contender MODULE:FUNCTION. Raises UserError if it cannot be imported."""
+    module, _, function = name.partition(":")
+    try:
+        kernel = getattr(import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"contender {name!r} cannot be imported ({error}); name one as MODULE:FUNCTION and install what it needs"
+        ) from error
+
+    def bind(x: PagedInputs) -> Call:
+        return partial(kernel, *x.arguments())
+
+    return Contender(name, bind)
 
 
 def ragged_lens() -> list[int]:
@@ -87,13 +155,12 @@ def _step(
     context: str,
     lens: Sequence[int],
     block_size: int = 16,
-    divisions: Sequence[DecodePlan | None] = (None,),
     launch: str = "graph",
-    **others: Any,
+    **contenders: Any,
 ) -> Step:
     key = f"{name}/{heads}/{_name(dtype)}/{len(lens)} of {context}/blocks of {block_size}/{launch}"
-    measure = partial(_decode, heads, dtype, context, lens, block_size, divisions, launch, **others)
-    return Step(key, 0.4 * len(divisions), measure)
+    measure = partial(_decode, heads, dtype, context, lens, block_size, launch, **contenders)
+    return Step(key, 0.4 * len(contenders.get("divisions", [None])), measure)
 
 
 def _decode(
@@ -102,8 +169,8 @@ def _decode(
     context: str,
     lens: Sequence[int],
     block_size: int,
-    divisions: Sequence[DecodePlan | None],
     launch: str,
+    divisions: Sequence[DecodePlan | None] = (None,),
     others: Sequence[Contender] = (),
     paging_cost: bool = False,
 ) -> Iterator[Row]:

@@ -11,7 +11,6 @@ import torch
 
 from repro.bench.benchmark import Benchmark, Step, require_gpu
 from repro.bench.kernels import attention, memory
-from repro.bench.kernels.contenders import plug_in
 from repro.bench.kernels.timing import copy_gb_s, link_gb_s
 from repro.bench.rows import Recording, Row
 
@@ -29,7 +28,7 @@ class Kernels(Benchmark):
     def __init__(self, options: Any) -> None:
         super().__init__(options)
         require_gpu("kernels")
-        self.rivals = [plug_in(name) for name in options.contender]
+        self.rivals = [attention.plug_in(name) for name in options.contender]
         self.setting = {"device": torch.cuda.get_device_name()}
         if self.rivals:
             self.setting["contenders"] = " ".join(options.contender)
