@@ -88,9 +88,8 @@ def _plain(name: str, value: Any) -> str | int | float | bool | None:
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if not isinstance(value, float):
-        raise TypeError(
-            f"row entry {name!r} is a {type(value).__name__}; only text, numbers, truth values and None go in"
-        )
+        kind = type(value).__name__
+        raise TypeError(f"row entry {name!r} is a {kind}; only text, numbers, truth values and None go in")
     if not math.isfinite(value):
         raise ValueError(f"row entry {name!r} is {value}; use None for a value that is not defined")
     return float(value)

@@ -70,9 +70,8 @@ def number_of_workers(named: str) -> int:
     if not named:
         return cpu_count()
     if not (named.isascii() and named.isdigit() and 1 <= int(named) <= 4096):
-        raise UserError(
-            f"JOBS={named!r} must be a number of worker processes, 1 or more; leave it out to use all cores"
-        )
+        allowed = "a number of worker processes, 1 or more; leave it out to use all cores"
+        raise UserError(f"JOBS={named!r} must be {allowed}")
     return int(named)
 
 

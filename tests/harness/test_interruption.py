@@ -27,6 +27,7 @@ from repro.cli import main
 from repro.engine.errors import UserError
 from repro.harness import experiment, notebook
 from repro.harness.store import locked
+from repro.harness.workers import left_in_flight
 from repro.setup.environment import ROOT
 
 
@@ -78,6 +79,20 @@ def test_a_command_killed_again_and_again_ends_with_the_same_bytes(project: Fake
     run.draw(run.rows())
     run.judge(run.rows())
     assert {name: (where / name).read_bytes() for name in names} == resumed
+
+
+def test_what_killed_runs_were_computing_is_said_in_one_short_line(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    assert left_in_flight(tmp_path) == ""
+    many = [f"tiny: one(x={number}, y='{'z' * 40}')" for number in range(7)]
+    for labels, end in ((["tiny: one(x=0)"], "one(x=0)"), (many, " ... (7 points)")):
+        left = [tmp_path / f".in-flight.{process}.json" for process in (gone.pid, os.getpid())]
+        for path in left:
+            path.write_text(json.dumps(labels))
+        found = left_in_flight(tmp_path)
+        assert found.startswith("tiny: one(x=0") and found.endswith(end) and len(found) < 120
+        assert [path.exists() for path in left] == [False, True]
 
 
 def test_a_kernel_that_crashes_is_explained(project: FakeProject, capfd: pytest.CaptureFixture[str]) -> None:
