@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,22 +129,18 @@ def _apart(line: Mapping[str, Any]) -> str:
     return f"{far} {'' if verdict in (Verdict.REPRODUCED, Verdict.NOT_RUN) else verdict.split()[0]}"
 
 
-def _machines(stem: str, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _machines(stem: str, manifest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The machines that computed an experiment's points."""
-    rows = []
     for machine in manifest.get("computed_by", []):
         hardware = [f"{machine.get('cpu')}, {machine.get('cores')} cores", *(machine.get("gpus") or [])]
         versions = [f"{name} {version}" for name, version in machine.get("libraries", {}).items() if version]
         changes = " + changes" if machine.get("uncommitted_changes") else ""
-        rows.append(
-            {
-                "experiment": stem,
-                "points": manifest.get("points"),
-                "seconds of computing": manifest.get("seconds_of_computing"),
-                "machine": ", ".join(hardware),
-                "versions": f"Python {machine.get('python')}, {', '.join(versions)}",
-                "commit": (machine.get("commit") or "unknown")[:10] + changes,
-                "when (UTC)": (machine.get("utc") or "")[:16].replace("T", " "),
-            }
-        )
-    return rows
+        yield {
+            "experiment": stem,
+            "points": manifest.get("points"),
+            "seconds of computing": manifest.get("seconds_of_computing"),
+            "machine": ", ".join(hardware),
+            "versions": f"Python {machine.get('python')}, {', '.join(versions)}",
+            "commit": (machine.get("commit") or "unknown")[:10] + changes,
+            "when (UTC)": (machine.get("utc") or "")[:16].replace("T", " "),
+        }

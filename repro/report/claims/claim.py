@@ -141,4 +141,4 @@ def judge_entry(claim: Claim, ours: Tree) -> tuple[Verdict, Tree]:
         verdicts = claim.judge[""].tree(claim.value, ours)
     else:
         verdicts = {key: claim.judge[key].tree(value, at(ours, (key,))) for key, value in claim.value.items()}
-    return worst([verdict for _, verdict in leaves(verdicts)]), verdicts
+    return worst(verdict for _, verdict in leaves(verdicts)), verdicts
