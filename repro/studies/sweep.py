@@ -149,12 +149,13 @@ def drawn(figure: str, panel: str, systems: Iterable[str]) -> dict[str, list[pap
     return {name: paper.points(figure, panel, name) for name in systems if name in known}
 
 
-def rates(figure: str, panel: str, name: str) -> list[float]:
-    """The rates that the paper draws for a system; for one that it does not draw, those of all others in the panel."""
-    found = drawn(figure, panel, [name])
-    if found:
+def rates(figure: str, panel: str, name: str, instead: str | None = None) -> list[float]:
+    """The rates that the paper draws for a system; for one that it does not draw there, those of all systems in this
+    panel, or in the panel `instead`."""
+    if found := drawn(figure, panel, [name]):
         return list(dict.fromkeys(rate for rate, _ in found[name]))
-    return sorted({rate for curve in drawn(figure, panel, paper.figure(figure)[panel]).values() for rate, _ in curve})
+    curves = paper.figure(figure)[instead or panel]
+    return sorted({rate for points in drawn(figure, instead or panel, curves).values() for rate, _ in points})
 
 
 def draw_curves(axis: Axes, latency: pd.DataFrame, theirs: Mapping[str, list[paper.Point]]) -> None:
