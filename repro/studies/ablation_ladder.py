@@ -29,7 +29,7 @@ from repro.harness.experiment import Point
 from repro.harness.parameters import Parameters
 from repro.report.claims import Judgement
 from repro.studies import sweep
-from repro.studies.common import Positive, Seeds, Some, trace_of
+from repro.studies.common import WORKLOAD_LABEL, Positive, Seeds, Some, trace_of
 from repro.studies.fig15_sharing import METHODS, check_samples
 from repro.workloads import WORKLOADS
 
@@ -176,9 +176,8 @@ def _draw_ladder(axis: Axes, rows: pd.DataFrame) -> None:
 
 def _title(setting: str) -> str:
     workload, method, count = setting.split("/")
-    name = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}[workload]
     kind = "one sequence" if count == "1" else f"{count} {'beams' if method == 'beam' else 'samples'}"
-    return f"{name}, {kind}"
+    return f"{WORKLOAD_LABEL[workload]}, {kind}"
 
 
 def judge(rows: Rows, params: Params) -> list[Judgement]:

@@ -6,19 +6,18 @@ model (vLLM's at the lowest drawn rate, see repro/simulate/a100-2023.yaml); the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from repro.engine.systems import system_for
 from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
 from repro.report import paper
 from repro.report.claims import Judgement
 from repro.simulate.profiles import context_splits, cost_model
 from repro.simulate.serve import trace_seconds
 from repro.studies import sweep
-from repro.studies.common import Positive, Seeds, Some, Systems, Workloads, deployment_of, trace_of
+from repro.studies.common import WORKLOAD_LABEL, Seeds, Some, Systems, Workloads, deployment_of, trace_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,47 +30,38 @@ TABLES = {
     "latency": ("panel", "system", "rate", "seed", "assumption"),
     "crossing": ("panel", "system", "seed", "assumption"),
 }
-#: assumptions of the cost model: name -> (how Fig. 1's slope is split, prefill efficiency). The first one is the curve.
-ASSUMPTIONS: dict[str, tuple[str, float | None]] = {
-    **{f"slope:{split}": (split, None) for split in context_splits()},
-    "prefill:0.3": (context_splits()[0], 0.3),
-    "prefill:1.0": (context_splits()[0], 1.0),
-}
+#: assumptions: name -> arguments of the cost model. The first one is the curve.
+ASSUMPTIONS = {f"slope:{split}": {"split": split} for split in context_splits()[:1]}
+ASSUMPTIONS |= {name.replace(": ", ":"): choice for name, choice in sweep.OPEN.items()}
 MAIN = next(iter(ASSUMPTIONS))
 
 
-class Params(Parameters):
+class Params(sweep.SweepParameters):
     models: Annotated[tuple[Literal["opt-13b", "opt-66b", "opt-175b"], ...], Some]
     workloads: Workloads
     systems: Systems
-    max_seconds: Positive
-    seeds: Seeds
     band_seeds: Seeds
-    crossings: bool
-    precision: Positive
     lengths: str | None
     free: ClassVar = ("seeds", "band_seeds", "lengths")
 
     @property
     def panels(self) -> dict[str, str]:
         """Panel -> its title."""
-        named = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}
-        return {
-            f"{model}/{load}": f"{model.upper()}, {named[load]}" for load in self.workloads for model in self.models
-        }
+        pairs = [(model, workload) for workload in self.workloads for model in self.models]
+        return {f"{model}/{workload}": f"{model.upper()}, {WORKLOAD_LABEL[workload]}" for model, workload in pairs}
 
 
 def setup(
-    panel: str, name: str, duration_s: float, seed: int, lengths: str | None = None, assumption: str = MAIN
+    panel: str, name: str, duration_s: float, lengths: str | None, seed: int, assumption: str = MAIN
 ) -> sweep.Setup:
     """One system in one panel, under one assumption of the cost model."""
     model, workload = panel.split("/")
-    deployment, (split, efficiency) = deployment_of(model), ASSUMPTIONS[assumption]
+    deployment = deployment_of(model)
     return sweep.Setup(
         {"panel": panel, "assumption": assumption},
         system_for(name, deployment, workload),
         deployment,
-        cost_model("a100-2023", deployment, anchor=panel, split=split, prefill_efficiency=efficiency),
+        cost_model("a100-2023", deployment, anchor=panel, **ASSUMPTIONS[assumption]),
         partial(trace_of, workload, lengths=lengths),
         duration_s,
         seed,
@@ -82,28 +72,29 @@ def points(params: Params) -> list[Point]:
     result = []
     for panel in params.panels:
         for name in params.systems:
+            others = [choice for choice in ASSUMPTIONS if choice.startswith("slope:") or name == "vllm"][1:]
             runs = [(seed, MAIN) for seed in params.seeds]
-            runs += [
-                (seed, assumption)
-                for assumption in ASSUMPTIONS
-                for seed in params.band_seeds
-                if assumption != MAIN and (assumption.startswith("slope:") or name == "vllm")
-            ]
-            rates = sweep.rates("fig12", panel, name)
-            for rate in rates:
-                seconds = _seconds(params, panel, rate)
-                setups = [setup(panel, name, seconds, seed, params.lengths, assumption) for seed, assumption in runs]
-                result += sweep.points(setups, [rate])
+            runs += [(seed, assumption) for assumption in others for seed in params.band_seeds]
+            for rate in sweep.rates("fig12", panel, name):
+                seconds = _seconds(panel, rate, params.max_seconds)
+                result += sweep.points([setup(panel, name, seconds, params.lengths, *run) for run in runs], [rate])
             if params.crossings:
-                seconds = _seconds(params, panel, max(rates))
-                setups = [setup(panel, name, seconds, seed, params.lengths) for seed in params.seeds]
-                result += sweep.crossings(setups, max(rates), params.precision)
+                result += crossings(panel, name, **params.pick("max_seconds", "lengths", "seeds", "precision"))
     return result
 
 
-def _seconds(params: Params, panel: str, rate: float) -> float:
+def crossings(
+    panel: str, name: str, max_seconds: float, lengths: str | None, seeds: Iterable[int], precision: float
+) -> list[Point]:
+    """The crossings of one system in one panel, searched for from the highest rate that is drawn."""
+    start = max(sweep.rates("fig12", panel, name))
+    seconds = _seconds(panel, start, max_seconds)
+    return sweep.crossings([setup(panel, name, seconds, lengths, seed) for seed in seeds], start, precision)
+
+
+def _seconds(panel: str, rate: float, max_seconds: float) -> float:
     """How long a trace is: the paper's length, or for a quick look less, but never so short that few requests come."""
-    return min(trace_seconds(panel.split("/")[0]), max(params.max_seconds, 20 / rate))
+    return min(trace_seconds(panel.split("/")[0]), max(max_seconds, 20 / rate))
 
 
 def grid_readings(latency: pd.DataFrame) -> dict[tuple[str, str], float]:
@@ -152,10 +143,10 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     mean, ends = sweep.spread(rows["crossing"], "panel", "system")
     orcas_and_vllm = [name for name in params.systems if name != "faster-transformer"]
 
-    def table(value: Callable[[tuple[str, str]], Any]) -> dict[str, Any]:
+    def table(values: dict[Any, Any]) -> dict[str, Any]:
         return {
-            "crossings": {panel: {name: value((panel, name)) for name in orcas_and_vllm} for panel in params.panels},
-            "faster-transformer": {panel: value((panel, "faster-transformer")) for panel in params.panels},
+            "crossings": {panel: {name: values[panel, name] for name in orcas_and_vllm} for panel in params.panels},
+            "faster-transformer": {panel: values[panel, "faster-transformer"] for panel in params.panels},
         }
 
     def ratio(panel: str, other: str) -> float:
@@ -178,7 +169,7 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     fastest = max(ratio(panel, "faster-transformer") for panel in params.panels)
     facts = {"precision": params.precision, "read": read}
     return [
-        Judgement("fig12-curves", table(mean.get), "modelled", table(ends.get), facts=facts),
+        Judgement("fig12-curves", table(mean), "modelled", table(ends), facts=facts),
         Judgement("rate-vs-oracle-sharegpt", over_oracle, "modelled"),
         Judgement("rate-vs-max-sharegpt", over_max, "modelled"),
         Judgement("rate-vs-fastertransformer", fastest, "modelled"),

@@ -18,7 +18,6 @@ from repro.engine.memory import CacheOp, ContiguousKVCacheManager, KVCacheManage
 from repro.engine.sequence import SequenceGroup
 from repro.engine.systems import System, system
 from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
 from repro.report import paper
 from repro.report.claims import Judgement
 from repro.studies import sweep
@@ -35,16 +34,12 @@ CALIBRATED = {("parallel/6", "vllm"), ("beam/6", "vllm")}
 BASIC = "basic/1"  # one sequence a request: Fig. 12d, which the gain is compared with
 
 
-class Params(Parameters):
+class Params(sweep.SweepParameters):
     methods: Methods
     widths: Widths
     systems: Systems
-    max_seconds: Positive
     beam_seconds: Positive
-    seeds: Seeds
     beam_seeds: Seeds
-    crossings: bool
-    precision: Positive
     beams: str | None
     free: ClassVar = ("seeds", "beam_seeds", "methods")
 

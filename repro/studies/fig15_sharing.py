@@ -26,7 +26,7 @@ from repro.report.claims import Judgement
 from repro.simulate.beams import KINDS, Turnover, recording
 from repro.simulate.metrics import UsageSamples
 from repro.studies import sweep
-from repro.studies.common import Positive, Seeds, Some, Workloads, deployment_of, trace_of
+from repro.studies.common import WORKLOAD_LABEL, Positive, Seeds, Some, Workloads, deployment_of, trace_of
 from repro.workloads import Trace
 
 if TYPE_CHECKING:
@@ -136,9 +136,8 @@ class PromptShare(Observer):
             return
         stored = list(engine.scheduler.stored_lengths(output.iteration + output.num_iterations - 1))
         if stored:
-            self.shares.append(
-                sum(group.request.prompt_tokens for group, _ in stored) / sum(tokens for _, tokens in stored)
-            )
+            prompts = sum(group.request.prompt_tokens for group, _ in stored)
+            self.shares.append(prompts / sum(tokens for _, tokens in stored))
         self.next_s = np.inf if now + 1 >= self.stop_s else np.floor(now) + 1
 
 
@@ -176,9 +175,8 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     from repro.report import plotting
 
     found = rows["saving"]
-    names = {"alpaca": "Alpaca", "sharegpt": "ShareGPT"}
     shown = [(method, workload) for method in params.methods for workload in params.workloads]
-    titles = [f"{METHODS[method]}, {names[workload]}" for method, workload in shown]
+    titles = [f"{METHODS[method]}, {WORKLOAD_LABEL[workload]}" for method, workload in shown]
     with plotting.house():
         figure, axes = plotting.panels(titles, columns=len(params.workloads), width=4.2)
         for axis, (method, workload) in zip(axes, shown):
@@ -214,9 +212,8 @@ def _draw_panel(axis: Axes, rows: pd.DataFrame, method: str, workload: str) -> N
             axis.annotate(f"{share:g}", (place - 0.34, value), **beside)
     axis.set_xticks(range(len(widths)), list(map(str, widths)))
     axis.grid(axis="x", visible=False)
-    axis.set(
-        xlabel="samples a request" if method == "parallel" else "beam width", ylabel="blocks saved (%)", ylim=(0, None)
-    )
+    counted = {"parallel": "samples a request", "beam": "beam width"}
+    axis.set(xlabel=counted[method], ylabel="blocks saved (%)", ylim=(0, None))
 
 
 def judge(rows: Rows, params: Params) -> list[Judgement]:
@@ -236,16 +233,15 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
                 "beams": f"{beams.manifest['model']}, {KINDS[workload]} prompts",
                 "replaced": {width: round(beams.replaced_share(width), 2) for width in widths},
             }
-            if workload == "alpaca":
-                judgements.append(Judgement(f"fig15-{method}-alpaca", ours, "replayed", ends, facts=facts))
-                most = max(ours.values())
-            else:
+            claim = f"fig15-{method}-alpaca"
+            if workload == "sharegpt":
                 claim, ours, ends = f"sharing-{method}-sharegpt", list(ours.values()), list(ends.values())
-                judgements.append(Judgement(claim, ours, "replayed", ends, facts=facts))
+            judgements.append(Judgement(claim, ours, "replayed", ends, facts=facts))
+        alpaca = recorded(of_method[of_method["workload"] == "alpaca"])
         if method == "beam":
+            most = alpaca.groupby("width")["saving"].mean().max()
             judgements.append(Judgement("beam-sharing-up-to-55", most, "replayed"))
         else:
-            alpaca = recorded(of_method[of_method["workload"] == "alpaca"])
             # n sequences that share s blocks save (n - 1) s.
             blocks = alpaca["saving"] * alpaca["width"] / (alpaca["width"] - 1)
             ends, facts = [blocks.min(), blocks.max()], {"tokens": alpaca["prompt_share"].mean()}

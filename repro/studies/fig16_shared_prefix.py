@@ -8,7 +8,6 @@ every open assumption of the cost model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -19,13 +18,12 @@ from repro.engine.memory import PagedKVCacheManager
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.engine.systems import system
 from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
 from repro.report import paper
 from repro.report.claims import Judgement
 from repro.simulate.metrics import BatchAverage
-from repro.simulate.profiles import context_splits, cost_model
+from repro.simulate.profiles import cost_model
 from repro.studies import sweep
-from repro.studies.common import Positive, Seeds, Some, about
+from repro.studies.common import Positive, Some, about
 from repro.workloads.translation import MEAN_TOKENS, translation_trace
 
 if TYPE_CHECKING:
@@ -48,33 +46,17 @@ PANELS = {80: "1-shot/80", 341: "5-shot/341"}
 ANCHOR = "opt-13b/alpaca"
 
 
-@dataclass(frozen=True)
-class Assumption:
-    """What may be otherwise: `scale` stretches the default sentences, the rest are choices of the cost model."""
-
-    anchor: str = ANCHOR
-    split: str = context_splits()[0]
-    prefill_efficiency: float | None = None
-    scale: float = 1.0
-
-
-ASSUMPTIONS: dict[str, Assumption] = {
-    "as drawn": Assumption(),
-    "ShareGPT's anchor": Assumption(anchor="opt-13b/sharegpt"),
-    **{f"slope: {split}": Assumption(split=split) for split in context_splits()[1:]},
-    **{f"prefill: {efficiency}": Assumption(prefill_efficiency=efficiency) for efficiency in (0.3, 1.0)},
-    **{f"sentences x {scale}": Assumption(scale=scale) for scale in (0.75, 1.25)},
-}
+#: assumptions: name -> arguments of the cost model. The first one is the curve.
+ASSUMPTIONS = {"as drawn": {}, "ShareGPT's anchor": {"anchor": "opt-13b/sharegpt"}, **sweep.OPEN}
+#: assumptions that stretch the default sentences: name -> factor
+SCALES = {f"sentences x {scale}": scale for scale in (0.75, 1.25)}
+ASSUMPTIONS |= dict.fromkeys(SCALES, {})
 DRAWN = next(iter(ASSUMPTIONS))
 
 
-class Params(Parameters):
+class Params(sweep.SweepParameters):
     prefixes: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], Some]
-    max_seconds: Positive
     sensitivity_seconds: Positive
-    seeds: Seeds
-    crossings: bool
-    precision: Positive
     sentences: str | None
     free: ClassVar = ("seeds", "sentences")
 
@@ -83,14 +65,12 @@ def setup(
     prefix: int, name: str, sentences: str | None, duration_s: float, seed: int, assumption: str = DRAWN
 ) -> sweep.Setup:
     """One system, whose requests begin with the same `prefix` tokens, under one assumption."""
-    chosen = ASSUMPTIONS[assumption]
-    choices = {"anchor": chosen.anchor, "split": chosen.split, "prefill_efficiency": chosen.prefill_efficiency}
     return sweep.Setup(
         {"prefix_tokens": prefix, "assumption": assumption, "duration_s": duration_s},
         system(name),
         DEPLOYMENTS[MODEL],
-        cost_model("a100-2023", DEPLOYMENTS[MODEL], **choices),
-        partial(translation_trace, prefix, lengths=sentences, scale=chosen.scale),
+        cost_model("a100-2023", DEPLOYMENTS[MODEL], **{"anchor": ANCHOR} | ASSUMPTIONS[assumption]),
+        partial(translation_trace, prefix, lengths=sentences, scale=SCALES.get(assumption, 1.0)),
         duration_s,
         seed,
         shared_prefix_tokens=prefix,
@@ -100,11 +80,8 @@ def setup(
 def points(params: Params) -> list[Point]:
     result = [Point(shared_prompt, {"users": 10, "prompt_tokens": 4000}, "shared_prompt")]
     runs = [(params.max_seconds, seed) for seed in params.seeds]
-    others = [
-        (params.sensitivity_seconds, params.seeds[0], name)
-        for name, assumption in ASSUMPTIONS.items()
-        if params.sentences is None or assumption.scale == 1
-    ]
+    names = [name for name in ASSUMPTIONS if params.sentences is None or name not in SCALES]
+    others = [(params.sensitivity_seconds, params.seeds[0], name) for name in names]
     for prefix in params.prefixes:
         for name in SYSTEMS:
             drawn = sweep.rates("fig16", PANELS.get(prefix, PANELS[341]), name)
@@ -189,9 +166,9 @@ def _draw_ratios(axis: Axes, found: pd.DataFrame) -> None:
 
 
 def judge(rows: Rows, params: Params) -> list[Judgement]:
-    crossing, seconds = rows["crossing"], params.sensitivity_seconds
+    crossing = rows["crossing"]
     long = ratios(crossing, params.max_seconds)
-    spread = ratios(crossing, seconds).groupby(level="assumption", sort=False).mean()
+    spread = ratios(crossing, params.sensitivity_seconds).groupby(level="assumption", sort=False).mean()
     means = crossing[crossing["duration_s"] == params.max_seconds].groupby(["prefix_tokens", "system"])
     measured = "; ".join(
         f"{prefix:g} tokens, {name}: {row['crossing_rate']:.2f} req/s with {row['batched_requests']:.0f} batched"
@@ -204,19 +181,11 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     drawn = paper.crossings("fig16", sweep.LEVEL)[PANELS[341]]["orca-oracle"]
     matrix_share = drawn * (341 + MEAN_TOKENS[0]) * config.model.flops_per_token / config.device.flops_per_s
     keys = {prefix: panel.replace("/", "-") for prefix, panel in PANELS.items()}
+    ours = {key: long[prefix].mean() for prefix, key in keys.items()}
+    ends = {key: [spread[prefix].min(), spread[prefix].max()] for prefix, key in keys.items()}
+    facts = {"measured": measured, "others": others, "drawn": drawn, "matrix_share": matrix_share}
+    facts["seconds"] = params.sensitivity_seconds
     return [
         Judgement("shared-system-prompt", int(rows["shared_prompt"]["blocks_of_prompt"].iloc[0]), "exact"),
-        Judgement(
-            "fig16-shared-prefix",
-            {key: long[prefix].mean() for prefix, key in keys.items()},
-            "modelled",
-            {key: [spread[prefix].min(), spread[prefix].max()] for prefix, key in keys.items()},
-            facts={
-                "measured": measured,
-                "seconds": seconds,
-                "others": others,
-                "drawn": drawn,
-                "matrix_share": matrix_share,
-            },
-        ),
+        Judgement("fig16-shared-prefix", ours, "modelled", ends, facts=facts),
     ]

@@ -16,12 +16,11 @@ from repro.engine.config import DEPLOYMENTS
 from repro.engine.errors import UserError
 from repro.engine.systems import system
 from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
 from repro.report import paper
 from repro.report.claims import Judgement
-from repro.simulate.profiles import context_splits, cost_model
+from repro.simulate.profiles import cost_model
 from repro.studies import sweep
-from repro.studies.common import Positive, Seeds, Systems
+from repro.studies.common import Seeds, Systems
 from repro.workloads import Trace
 from repro.workloads.chatbot import PROMPT_LIMIT, chatbot_trace
 
@@ -46,24 +45,14 @@ CONVERSATIONS: dict[str, tuple[float, float | None]] = {
     "8 rounds": (0.1, 8.0),
     "one endless": (0.0, None),
 }
-#: name -> (anchor, how Fig. 1's slope is split, prefill efficiency). The first one is the curve.
-ASSUMPTIONS: dict[str, tuple[str, str, float | None]] = {
-    "as drawn": (ANCHOR, context_splits()[0], None),
-    "Alpaca's anchor": ("opt-13b/alpaca", context_splits()[0], None),
-    **{f"slope: {split}": (ANCHOR, split, None) for split in context_splits()[1:]},
-    "prefill: 0.3": (ANCHOR, context_splits()[0], 0.3),
-    "prefill: 1.0": (ANCHOR, context_splits()[0], 1.0),
-}
+#: assumptions: name -> arguments of the cost model. The first one is the curve.
+ASSUMPTIONS = {"as drawn": {}, "Alpaca's anchor": {"anchor": "opt-13b/alpaca"}, **sweep.OPEN}
 STATED, DRAWN = next(iter(CONVERSATIONS)), next(iter(ASSUMPTIONS))
 
 
-class Params(Parameters):
+class Params(sweep.SweepParameters):
     systems: Systems
-    max_seconds: Positive
-    seeds: Seeds
     band_seeds: Seeds
-    crossings: bool
-    precision: Positive
     lengths: str | None
     free: ClassVar = ("seeds", "band_seeds", "lengths")
 
@@ -77,21 +66,15 @@ class Params(Parameters):
 
 
 def setup(
-    name: str,
-    duration_s: float,
-    seed: int,
-    conversations: str = STATED,
-    assumption: str = DRAWN,
-    lengths: str | None = None,
+    name: str, duration_s: float, lengths: str | None, seed: int, conversations: str = STATED, assumption: str = DRAWN
 ) -> sweep.Setup:
     """One system with one kind of conversations, under one assumption of the cost model."""
-    anchor, split, efficiency = ASSUMPTIONS[assumption]
     new_probability, mean_rounds = CONVERSATIONS[conversations]
     return sweep.Setup(
         {"conversations": conversations, "assumption": assumption},
         system(name),
         DEPLOYMENTS[MODEL],
-        cost_model("a100-2023", DEPLOYMENTS[MODEL], anchor=anchor, split=split, prefill_efficiency=efficiency),
+        cost_model("a100-2023", DEPLOYMENTS[MODEL], **{"anchor": ANCHOR} | ASSUMPTIONS[assumption]),
         partial(chatbot_trace, lengths=lengths, new_probability=new_probability, mean_rounds=mean_rounds),
         duration_s,
         seed,
@@ -104,7 +87,7 @@ def points(params: Params) -> list[Point]:
         known = sweep.drawn("fig17", PANEL, [name, "vllm"])
         rates = [rate for rate, _ in known.get(name, known["vllm"])]
         beyond = [round(factor * rates[-1], 3) for factor in (1.1, 1.2)]  # ours may turn up later than the paper's
-        served = partial(setup, name, params.max_seconds, lengths=params.lengths)
+        served = partial(setup, name, params.max_seconds, params.lengths)
         runs = [(seed, STATED, DRAWN) for seed in params.seeds]
         result += sweep.points([served(*run) for run in runs], rates + beyond, latency_at)
         if params.crossings:
@@ -197,7 +180,7 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     orcas = [name for name in params.systems if name != "vllm"]
     shares = found.groupby("conversations")["full_prompts"].mean().sort_values()
     rates = found.groupby(["conversations", "system"])["crossing_rate"].mean().unstack()
-    ratios = {name: rates["vllm"] / rates[name] for name in orcas}
+    ratios = rates[orcas].rdiv(rates["vllm"], axis=0)
     by_seed = found[found["conversations"] == STATED].pivot(index="seed", columns="system", values="crossing_rate")
 
     def apart(rates: pd.DataFrame) -> pd.Series:
@@ -209,19 +192,10 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     )
     crossings = ", ".join(f"{name} {rate:.3f}" for name, rate in rates.loc[STATED].items())
     alike = ", ".join(f"{100 * share:.0f} % full: {apart(rates)[name]:.1f} %" for name, share in shares.items())
+    ours, ends = ratios.loc[STATED].to_dict(), {name: [ratios[name].min(), ratios[name].max()] for name in orcas}
+    facts = {"full": 100 * shares[STATED], "crossings": crossings, "spans": spans}
+    off, off_ends = apart(rates)[STATED], [apart(by_seed).min(), apart(by_seed).max()]
     return [
-        Judgement(
-            "fig17-chatbot",
-            {name: ratios[name][STATED] for name in orcas},
-            "modelled",
-            {name: [ratios[name].min(), ratios[name].max()] for name in orcas},
-            facts={"full": 100 * shares[STATED], "crossings": crossings, "spans": spans},
-        ),
-        Judgement(
-            "fig17-orcas-alike",
-            apart(rates)[STATED],
-            "modelled",
-            [apart(by_seed).min(), apart(by_seed).max()],
-            facts={"by_share": alike},
-        ),
+        Judgement("fig17-chatbot", ours, "modelled", ends, facts=facts),
+        Judgement("fig17-orcas-alike", off, "modelled", off_ends, facts={"by_share": alike}),
     ]

@@ -9,7 +9,7 @@ not on how it is drawn (repro.harness.sources).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,11 +20,13 @@ from repro.engine.loop import Observer
 from repro.engine.sequence import SamplingParams
 from repro.engine.systems import System
 from repro.harness.experiment import Point
+from repro.harness.parameters import Parameters
 from repro.report import paper
 from repro.simulate.beams import KINDS, recording
 from repro.simulate.cost_model import CostModel
+from repro.simulate.profiles import context_splits
 from repro.simulate.serve import Served, crossing, serve
-from repro.studies.common import about, costs_of_samples, deployment_of
+from repro.studies.common import Positive, Seeds, about, costs_of_samples, deployment_of
 from repro.workloads import Trace
 
 if TYPE_CHECKING:
@@ -34,6 +36,20 @@ if TYPE_CHECKING:
 
 LEVEL = 0.5  # s/token
 TITLE = "Crossing of 0.5 s/token"
+#: What the cost model leaves open, beside its anchor: name -> arguments of `cost_model`.
+OPEN: dict[str, dict[str, Any]] = {
+    **{f"slope: {split}": {"split": split} for split in context_splits()[1:]},
+    **{f"prefill: {efficiency}": {"prefill_efficiency": efficiency} for efficiency in (0.3, 1.0)},
+}
+
+
+class SweepParameters(Parameters):
+    """What every sweep has, beside what its study adds."""
+
+    max_seconds: Positive
+    seeds: Seeds
+    crossings: bool
+    precision: Positive
 
 
 @dataclass(frozen=True)
@@ -100,31 +116,6 @@ def of_samples(workload: str, method: str, width: int, beams: str | None = None)
     }
 
 
-def points(setups: Iterable[Setup], rates: Iterable[float], at: Callable[..., Any] | None = None) -> list[Point]:
-    """A curve: every set-up at every rate; `at` takes the place of `latency_at`."""
-    setups = list(setups)
-    return [
-        Point(at or latency_at, {"setup": setup, "rate": rate}, "latency", weight=rate * setup.work)
-        for rate in rates
-        for setup in setups
-    ]
-
-
-def crossings(
-    setups: Iterable[Setup], start: float, precision: float, of: Callable[..., Any] | None = None
-) -> list[Point]:
-    """The crossing of every set-up, searched for from `start` (req/s); `of` takes the place of `crossing_of`."""
-    return [
-        Point(
-            of or crossing_of,
-            {"setup": setup, "start": start, "precision": precision},
-            "crossing",
-            weight=8 * start * setup.work,
-        )
-        for setup in setups
-    ]
-
-
 def latency_at(setup: Setup, rate: float, observers: Iterable[Observer] = ()) -> dict[str, Any]:
     """One point of a curve: mean normalized latency (s/token) at `rate` (req/s)."""
     trace = setup.trace_at(rate)
@@ -141,6 +132,23 @@ def latency_at(setup: Setup, rate: float, observers: Iterable[Observer] = ()) ->
 def crossing_of(setup: Setup, start: float, precision: float) -> dict[str, Any]:
     """The rate (req/s) at which the latency reaches 0.5 s/token, on traces of one seed."""
     return {**setup.row(), "crossing_rate": setup.crossing(start, precision)}
+
+
+def points(setups: Sequence[Setup], rates: Iterable[float], at: Callable[..., Any] = latency_at) -> list[Point]:
+    """A curve: every set-up at every rate (req/s)."""
+    return [
+        Point(at, {"setup": setup, "rate": rate}, "latency", weight=rate * setup.work)
+        for rate in rates
+        for setup in setups
+    ]
+
+
+def crossings(
+    setups: Iterable[Setup], start: float, precision: float, of: Callable[..., Any] = crossing_of
+) -> list[Point]:
+    """The crossing of every set-up, searched for from `start` (req/s)."""
+    shared = {"start": start, "precision": precision}
+    return [Point(of, {"setup": setup, **shared}, "crossing", weight=8 * start * setup.work) for setup in setups]
 
 
 def drawn(figure: str, panel: str, systems: Iterable[str]) -> dict[str, list[paper.Point]]:
@@ -183,14 +191,13 @@ def draw(
     """
     from repro.report import plotting
 
-    theirs = {panel: rates for panel, rates in paper.crossings(figure, LEVEL).items() if panel in titles}
-    shown = found[found["panel"].isin(theirs) & found["system"].isin({name for at in theirs.values() for name in at})]
-    looks = plotting.styles(shown["system"])
+    theirs = paper.crossings(figure, LEVEL)
+    shown = found[[name in theirs.get(panel, {}) for panel, name in zip(found["panel"], found["system"])]]
+    looks, panels = plotting.styles(shown["system"]), list(dict.fromkeys(shown["panel"]))
     drawing, (axis,) = plotting.panels([f"{TITLE}: deviation from the paper's curve"], width=9.0, height=3.4)
     axis.axhspan(-within, within, color="#EEEEEE", zorder=0)
     axis.axhline(0, color="#888888", linewidth=0.8)
-    places = {panel: place for place, panel in enumerate(panel for panel in titles if panel in theirs)}
-    for panel, place in places.items():
+    for place, panel in enumerate(panels):
         for index, (name, style) in enumerate(looks.items()):
             drawn_rate, x = theirs[panel][name], place + (index - (len(looks) - 1) / 2) * step
             here = shown[(shown["panel"] == panel) & (shown["system"] == name)]
@@ -212,7 +219,7 @@ def draw(
             if readings and (panel, name) in readings:
                 off = 100 * (readings[panel, name] / drawn_rate - 1)
                 axis.plot(x + 0.05, off, markerfacecolor="none", markersize=5, **look)
-    axis.set_xticks(range(len(places)), [titles[panel].replace(", ", "\n") for panel in places])
+    axis.set_xticks(range(len(panels)), [titles[panel].replace(", ", "\n") for panel in panels])
     axis.set_ylabel("ours over the paper's (%)")
     axis.grid(axis="x", visible=False)
     plotting.legend(drawing, shown)
