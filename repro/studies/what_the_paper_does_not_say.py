@@ -26,7 +26,14 @@ from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.metrics import UsageSamples
 from repro.simulate.profiles import cost_model
 from repro.simulate.serve import requests_of, serve
-from repro.studies import fig02_memory_waste, fig12_basic_sampling, fig15_sharing, fig17_chatbot, fig19_preemption
+from repro.studies import (
+    fig02_memory_waste,
+    fig12_basic_sampling,
+    fig15_sharing,
+    fig17_chatbot,
+    fig19_preemption,
+    sweep,
+)
 from repro.studies.both_readings import MODELS, draw_table
 from repro.studies.both_readings_drawn import draw_plots
 from repro.studies.common import check_positive, check_seeds, check_some, deployment_of, trace_of
@@ -95,70 +102,21 @@ def points(params: Params) -> list[Point]:
         for rate in (fig19_preemption.Params.rates[0], SATURATED)
     ]
     result += [Point(fig19_preemption.alone, {}, weight=0.1)]
-    result += [
-        Point(
-            fig15_sharing.saving,
-            {
-                "method": "parallel",
-                "workload": "alpaca",
-                "duration_s": min(seconds, 600.0),
-                "lengths": None,
-                "rate": 20.0,
-                "beams": None,
-                "width": 2,
-                "seed": seed,
-                "dependence": fig15_sharing.AS_DRAWN,
-                "turnover": None,
-            },
-            weight=10 * seconds,
-        )
-    ]
+    sharing = fig15_sharing.setup("parallel", "alpaca", 2, min(seconds, 600.0), seed)
+    result += [Point(fig15_sharing.saving, {"setup": sharing, "rate": 20.0}, weight=10 * seconds)]
     # The points of Fig. 12 with these very arguments, of which we take one seed and three systems.
-    basic = fig12_basic_sampling.Params(
-        models=MODELS,
-        workloads=("sharegpt",),
-        systems=("orca-max", "orca-oracle", "vllm"),
-        max_seconds=seconds,
-        seeds=(seed,),
-        precision=params.precision,
-    )
-    result += [
-        point for point in fig12_basic_sampling.points(basic) if point.function is fig12_basic_sampling.crossing_of
-    ]
-    result += [
-        Point(
-            fig12_basic_sampling.latency_at,
-            {
-                "panel": f"opt-13b/{workload}",
-                "system": system("vllm"),
-                "duration_s": seconds,
-                "lengths": None,
-                "rate": rate,
-                "seed": seed,
-                "assumption": fig12_basic_sampling.MAIN,
-            },
-            weight=rate * seconds,
-        )
-        for workload, rate in (("sharegpt", 2.01), ("alpaca", 30.1))
-    ]
-    result += [
-        Point(
-            fig17_chatbot.crossing_of,
-            {
-                "system": system(name),
-                "duration_s": seconds,
-                "lengths": None,
-                "conversations": conversations,
-                "start": 0.8,
-                "assumption": fig17_chatbot.DRAWN,
-                "seed": seed,
-                "precision": params.precision,
-            },
-            weight=7 * seconds,
-        )
+    for model in MODELS:
+        for name in ("orca-max", "orca-oracle", "vllm"):
+            panel = f"{model}/sharegpt"
+            result += fig12_basic_sampling.crossings(panel, name, seconds, None, (seed,), params.precision)
+    for workload, rate in (("sharegpt", 2.01), ("alpaca", 30.1)):
+        result += sweep.points([fig12_basic_sampling.setup(f"opt-13b/{workload}", "vllm", seconds, None, seed)], [rate])
+    chatbots = [
+        fig17_chatbot.setup(name, seconds, None, seed, conversations)
         for conversations in (fig17_chatbot.STATED, "2 rounds")
         for name in (*ORCAS, "vllm")
     ]
+    result += sweep.crossings(chatbots, 0.8, params.precision, fig17_chatbot.crossing_of)
     return result
 
 
