@@ -55,9 +55,7 @@ GREEDY: dict[str, dict[str, Any]] = {
     "orca-max": {"system": "orca-max"},
     "faster-transformer": {"system": "faster-transformer", "max_num_seqs": 6},
 }
-MIXED: dict[str, dict[str, Any]] = {"one batch": {"block_size": 16}} | {
-    name: GREEDY[name] for name in ("swap", "recompute")
-}
+MIXED = {"one batch": GREEDY["blocks of 16"], "swap": GREEDY["swap"], "recompute": GREEDY["recompute"]}
 PROMPTS = (
     "The capital of France is",
     "Once upon a time, in a small village by the sea,",
@@ -187,10 +185,10 @@ def against_generate(name: str, num_prompts: int, num_tokens: int) -> list[dict[
         for index, (result, theirs) in enumerate(zip(made, expected)):
             pairs = enumerate(zip(result.token_ids[0], theirs, strict=True))
             apart += [(index, step) for step, (token, other) in pairs if token != other][:1]
-        differing = [
-            f"request {index}, token {step}: best two logits {gaps[index][step]:.1e} apart" for index, step in apart
-        ]
-        rows.append(_row(loaded, variant, made, differing, sum(gaps[index][step] < GAP for index, step in apart)))
+        undecided = sum(gaps[index][step] < GAP for index, step in apart)
+        remark = "request {}, token {}: best two logits {:.1e} apart"
+        differing = [remark.format(index, step, gaps[index][step]) for index, step in apart]
+        rows.append(_row(loaded, variant, made, differing, undecided))
     return rows
 
 
@@ -219,15 +217,14 @@ def generate(
 
 def _kinds(count: int, num_tokens: int) -> list[SamplingParams]:
     """Greedy, random, parallel and beam requests in turn."""
-    common = dict(max_tokens=num_tokens, ignore_eos=True)
+    kinds = (
+        {"temperature": 0.0},
+        {"temperature": 0.8, "top_p": 0.95},
+        {"n": 3, "temperature": 1.2, "top_k": 20},
+        {"n": 3, "use_beam_search": True},
+    )
     return [
-        (
-            SamplingParams(temperature=0.0, **common),
-            SamplingParams(temperature=0.8, top_p=0.95, seed=index, **common),
-            SamplingParams(n=3, temperature=1.2, top_k=20, seed=index, **common),
-            SamplingParams(n=3, use_beam_search=True, **common),
-        )[index % 4]
-        for index in range(count)
+        SamplingParams(**kinds[index % 4], seed=index, max_tokens=num_tokens, ignore_eos=True) for index in range(count)
     ]
 
 
@@ -241,8 +238,9 @@ def mixed_against_alone(name: str, num_prompts: int, num_tokens: int) -> list[di
     rows = []
     for variant, options in MIXED.items():
         made = _engine(loaded, prompts, sampling, options).generate(prompts, sampling, progress=False)
-        differing = [index for index, result in enumerate(made) if result.token_ids != alone[index]]
-        rows.append(_row(loaded, variant, made, [f"request {index}" for index in differing], 0))
+        pairs = enumerate(zip(made, alone))
+        differing = [f"request {index}" for index, (result, expected) in pairs if result.token_ids != expected]
+        rows.append(_row(loaded, variant, made, differing, 0))
     return rows
 
 
@@ -254,35 +252,26 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     batch = mixed[mixed["variant"] == "one batch"]
     in_one = (batch["together"] == sum(one.n for one in _kinds(params.mixed_prompts, params.mixed_tokens))).all()
     same_mixed = _same(mixed) and bool(in_one) and params.mixed_prompts >= 4
-    counts = (
-        _counted(greedy, "greedy outputs are those of transformers' generate"),
-        _counted(mixed, "requests of a mixed batch get the tokens that they get alone"),
-    )
     return [
-        Judgement("accuracy-unchanged", _same(greedy), "measured", note=counts[0] + absent),
-        Judgement("mixed-decoding", same_mixed, "measured", note=counts[1] + absent),
+        Judgement("accuracy-unchanged", _same(greedy), "measured", facts=_counts(greedy, absent)),
+        Judgement("mixed-decoding", same_mixed, "measured", facts=_counts(mixed, absent)),
     ]
 
 
 def _same(rows: pd.DataFrame) -> bool:
     """Whether no request differs, and requests were preempted wherever that was asked for."""
     forced = rows[rows["variant"].isin(["swap", "recompute"])]
-    return bool(
-        (rows["equal"] + rows["undecided"] == rows["total"]).all()
-        and (forced["preemptions"] > 0).all()
-        and len(forced) > 0
-    )
+    equal = (rows["equal"] + rows["undecided"] == rows["total"]).all()
+    return bool(equal and (forced["preemptions"] > 0).all() and len(forced))
 
 
-def _counted(rows: pd.DataFrame, what: str) -> str:
-    forced = rows.groupby("variant")["preemptions"].sum()
+def _counts(rows: pd.DataFrame, absent: str) -> dict[str, Any]:
     differing = rows[rows["differing"].notna()]
     cases = "".join(f" {row.model}, {row.variant}: {row.differing}." for row in differing.itertuples())
-    return (
-        f"{rows['equal'].sum()} of {rows['total'].sum()} {what}, over {rows['model'].nunique()} models and "
-        f"{rows['variant'].nunique()} settings; {forced.get('swap', 0)} preemptions by swapping, "
-        f"{forced.get('recompute', 0)} by recomputation.{cases}"
-    )
+    preempted = {"swap": 0, "recompute": 0} | rows.groupby("variant")["preemptions"].sum().to_dict()
+    distinct = {f"{name}s": rows[name].nunique() for name in ("model", "variant")}
+    sums = rows[["equal", "total"]].sum().to_dict()
+    return sums | distinct | {"preempted": preempted, "cases": cases + absent}
 
 
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
