@@ -117,3 +117,11 @@ def label_rates(axis: Axes) -> None:
     """The axis of throughputs."""
     axis.set_ylabel("useful output tokens/s")
     axis.yaxis.set_major_formatter("{x:,.0f}")
+
+
+def powers_of_two(axis: Axes, values: Iterable[int], label: str = "block size (tokens)") -> None:
+    """A logarithmic axis with a tick at each value."""
+    ticks = list(values)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ticks, list(map(str, ticks)))
+    axis.set_xlabel(label)
