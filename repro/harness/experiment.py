@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -235,11 +235,11 @@ class Run:
         Rows of other parameters than the paper's say nothing about its claims: then there are none.
         """
         found = self.study.judge(rows, self.params) if self.params.as_in_paper else []
-        notes = self.file.notes
-        return [
-            replace(one, note=notes[one.claim_id].strip().format(**one.facts)) if one.claim_id in notes else one
-            for one in found
-        ]
+        for one in found:
+            if text := self.file.notes.get(one.claim_id):
+                # Not `replace`: it would round the numbers a second time.
+                object.__setattr__(one, "note", text.strip().format(**one.facts))
+        return found
 
     def judge(self, rows: Rows) -> pd.DataFrame:
         """The study's verdicts on the paper's claims, merged into claims.json beside the figures."""
