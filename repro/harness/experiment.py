@@ -197,8 +197,9 @@ class Run:
     def draw(self, rows: Rows) -> dict[str, Figure]:
         """The study's figures of these rows, each also saved as PNG and SVG that carry their provenance.
 
-        Beside them go the rows themselves, <experiment>.<table>.csv, what the study shows as a table, <name>.html, and for each figure what it carries, with the
-        parameters in words, as <figure>.json: so figures that are kept can be checked and compared anywhere.
+        Beside them go the rows themselves, <experiment>.<table>.csv, what the study shows as a table, <name>.html, and
+        for each figure what it carries, with the parameters in words, as <figure>.json: so figures that are kept can be
+        checked and compared anywhere.
         """
         about = self._embedded(rows)
         figures = self.study.draw(rows, self.params)

@@ -25,7 +25,14 @@ from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.metrics import UsageSamples
 from repro.simulate.profiles import cost_model
 from repro.simulate.serve import requests_of, serve
-from repro.studies import fig02_memory_waste, fig12_basic_sampling, fig15_sharing, fig17_chatbot, fig19_preemption, sweep
+from repro.studies import (
+    fig02_memory_waste,
+    fig12_basic_sampling,
+    fig15_sharing,
+    fig17_chatbot,
+    fig19_preemption,
+    sweep,
+)
 from repro.studies.both_readings import MODELS, draw_plots, items
 from repro.studies.common import Positive, Rates, Seed, about, deployment_of, trace_of
 
