@@ -206,7 +206,7 @@ class Run:
         files = rows.write(self.folders.figures, f"{self.stem}.")
         tables = {name: {"file": files[name], **table} for name, table in rows.described().items()}
         for name, table in self.tables(rows).items():
-            content = _html_of(table, f"{self.stem}: {name}, rows {about['rows_hash']}")
+            content = _html_of(table, f"experiment {self.stem}, rows {about['rows_hash']}")
             write_atomically(self.folders.figures / f"{name}.html", content)
         for name, figure in figures.items():
             carried = {**about, "figure": name}
@@ -312,7 +312,7 @@ def _html_of(table: pd.DataFrame, comment: str) -> bytes:
     import pandas as pd
 
     with pd.option_context("display.max_colwidth", None):
-        return f"<!-- {comment} -->\n{table.to_html(index=False, border=0)}\n".encode()
+        return f"<!-- {comment} -->\n{table.to_html(index=False, border=0, justify='left')}\n".encode()
 
 
 def _hash(value: Any) -> str:
