@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +54,6 @@ def given(gpu: str, kind: str, needs: str | None = None) -> dict[str, Any] | Non
         return None
     path, evidence = find(gpu, kind, needs)
     return {"path": path, "evidence": evidence} if path.is_file() else None
-
-
-@dataclass(frozen=True)
-class Params:
-    """Of a study that draws measured runs. `gpu`: "auto" for this machine's own rows if there are any, otherwise the
-    recorded ones; or a folder of experiments/recorded."""
-
-    gpu: str = AUTO
-
-    def __post_init__(self) -> None:
-        find(self.gpu, SERVING)
 
 
 def runs(gpu: str, *kinds: str) -> dict[str, Any]:
