@@ -1,10 +1,13 @@
-"""Random runs for the tests of scheduler and memory: requests in each other's way in pools of few blocks."""
+"""What tests run: random requests in each other's way in pools of few blocks, for the tests of scheduler and memory; an
+experiment's parameters and rows, for the tests of the studies."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -118,3 +121,19 @@ def loads(draw: st.DrawFn, decoding: str) -> Load:
         rng.choice((0.0, 0.02)),
         rng.choice((1, 4, 1000)),
     )
+
+
+def parameters(stem: str, scale: str = "paper", **overrides: Any) -> Any:
+    """An experiment's parameters from its file, with some of them changed."""
+    from repro.harness import experiment
+
+    return experiment.open(stem, scale, overrides).params
+
+
+def rows_of(study: ModuleType, params: Any) -> Any:
+    """A study's rows for these parameters, computed here and kept nowhere."""
+    from repro.harness.store import check_tables
+    from repro.harness.tables import Rows
+
+    contents = [check_tables(point.function(**point.arguments), point.table) for point in study.points(params)]
+    return Rows.collect(contents, study.TABLES)

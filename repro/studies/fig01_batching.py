@@ -10,13 +10,11 @@ in Table 1), on top of 26 GB of weights. Its lines end at 39 of the GPU's 40 GB,
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from repro.engine.config import GIB
-from repro.engine.errors import UserError
 from repro.engine.loop import Engine, Observer
 from repro.engine.scheduler import SchedulerOutput
 from repro.engine.systems import system
@@ -27,41 +25,33 @@ from repro.report.claims import Judgement
 from repro.simulate.metrics import BatchAverage, UsageSamples
 from repro.simulate.profiles import cost_model
 from repro.simulate.serve import serve
-from repro.studies.common import check_positive, check_seeds, check_serving, check_some, deployment_of, trace_of
+from repro.studies.common import Positive, Seeds, Some, about, check_serving, deployment_of, trace_of
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from repro.harness.tables import Rows
+
+TABLES = {"batches": ("system", "kv_gb", "limit", "seed")}
 MODEL = "opt-13b"
 #: "existing systems" keep room for the model's longest request, which is what Orca (Max) does
 EXISTING, SYSTEMS = "orca-max", ("orca-max", "vllm")
 
 
 class Params(Parameters):
-    """`limits`: the most requests that may run. `kv_gb` (GiB): pools; the first one is the figure's, the others say how
-    many requests they hold. `rate` (req/s) keeps the queue full."""
-
-    limits: tuple[int, ...]
-    kv_gb: tuple[float, ...]
-    rate: float
-    duration_s: float
-    seeds: tuple[int, ...]
+    limits: Annotated[tuple[Annotated[int, Field(ge=1, le=256)], ...], Some]
+    kv_gb: Annotated[tuple[Positive, ...], Some]
+    rate: Positive
+    duration_s: Positive
+    seeds: Seeds
     lengths: str | None
 
     @model_validator(mode="after")
-    def _possible(self) -> Params:
-        check_some("limits", self.limits)
-        if not all(1 <= limit <= 256 for limit in self.limits):
-            raise UserError(f"limits = {list(self.limits)}: a batch has from 1 to 256 requests")
-        check_some("kv_gb", self.kv_gb)
+    def _holds_a_request(self) -> Params:
         for gb in self.kv_gb:
-            check_positive("kv_gb", gb)
             check_serving(MODEL, "a100-2023", 16, _slots(gb))
-        check_positive("rate", self.rate)
-        check_positive("duration_s", self.duration_s)
-        check_seeds(self.seeds)
         return self
 
 
@@ -72,19 +62,9 @@ def _slots(kv_gb: float) -> int:
 def points(params: Params) -> list[Point]:
     most = max(params.limits)
     runs = [(params.kv_gb[0], limit) for limit in params.limits] + [(gb, most) for gb in params.kv_gb[1:]]
+    shared = params.pick("rate", "duration_s", "lengths")
     return [
-        Point(
-            batch_at,
-            {
-                "system_name": name,
-                "kv_gb": gb,
-                "limit": limit,
-                "rate": params.rate,
-                "duration_s": params.duration_s,
-                "seed": seed,
-                "lengths": params.lengths,
-            },
-        )
+        Point(batch_at, {"system_name": name, "kv_gb": gb, "limit": limit, "seed": seed, **shared}, "batches")
         for name in SYSTEMS
         for gb, limit in runs
         for seed in params.seeds
@@ -116,37 +96,29 @@ def batch_at(
     trace = trace_of("sharegpt", rate, duration_s, seed, lengths)
     costs = cost_model("a100-2023", deployment)  # Fig. 1 as it is: no anchor
     window = (duration_s / 3, duration_s)
-    batch, usage, tokens = BatchAverage(*window), UsageSamples(*window), _TokenRate(*window)
-    serve(
-        system(system_name).with_scheduler(max_num_seqs=limit),
-        deployment,
-        trace,
-        costs,
-        observers=(batch, usage, tokens),
-    )
+    observers = batch, usage, tokens = BatchAverage(*window), UsageSamples(*window), _TokenRate(*window)
+    serve(system(system_name).with_scheduler(max_num_seqs=limit), deployment, trace, costs, observers=observers)
     held = (1 - usage.mean("free")) * usage.samples[0].total * deployment.model.kv_bytes_per_token / GIB
     return {
         "system": system_name,
         "kv_gb": kv_gb,
         "limit": limit,
         "rate": rate,
-        "seed": seed,
-        "evidence": "replayed",
-        "device": costs.name,
-        "trace_hash": trace.hash,
+        **about("replayed", costs.name, seed, trace),
         "batch": batch.mean,
         "memory_gb": paper.figure("table1")[MODEL]["weights_gb"] + held,
         "tokens_per_s": tokens.tokens / tokens.seconds,
     }
 
 
-def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
+def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     import pandas as pd
 
     from repro.report import plotting
 
     # The seeds of one limit differ a little in the batch that they reach: one place for all of them.
-    shown = rows.assign(batch=rows.groupby(["system", "kv_gb", "limit"])["batch"].transform("mean"))
+    shown = rows["batches"]
+    shown = shown.assign(batch=shown.groupby(["system", "kv_gb", "limit"])["batch"].transform("mean"))
     grid, full = shown[shown["kv_gb"] == params.kv_gb[0]], shown[shown["limit"] == max(params.limits)]
     timed = grid.assign(evidence="modelled")
     theirs = paper.figure("fig1")
@@ -155,7 +127,7 @@ def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
         figure, axes = plotting.panels(["Memory", "Throughput"], width=4.2, height=3.2)
         plotting.curves(axes[0], grid, "batch", "memory_gb", paper=memory)
         plotting.curves(axes[1], timed, "batch", "tokens_per_s", paper={"vllm": theirs["throughput_tok_s"]})
-        _mark_full(axes[0], full, plotting)
+        _mark_full(axes[0], full)
         axes[0].axhline(40, color="#888888", linewidth=0.8)
         axes[0].annotate("GPU: 40 GB", (0, 40), (3, 3), textcoords="offset points", fontsize=8)
         axes[0].set(ylabel="weights and K/V (GB)", ylim=(24, 42))
@@ -163,37 +135,30 @@ def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
         for axis in axes:
             axis.set(xlabel="batched requests", xlim=(0, 43))
         plotting.legend(figure, pd.concat([grid, timed]), with_paper=True)
-        plotting.footer(
-            figure,
-            grid,
-            with_paper=True,
-            note="Memory is replayed; time is modelled, calibrated on the right panel's points themselves",
-        )
+        note = "Memory is replayed; time is modelled, calibrated on the right panel's points themselves"
+        plotting.footer(figure, grid, with_paper=True, note=note)
     return {"fig01_batching": figure}
 
 
-def _mark_full(axis: Axes, full: pd.DataFrame, plotting: Any) -> None:
+def _mark_full(axis: Axes, full: pd.DataFrame) -> None:
+    from repro.report import plotting
+
     for (name, _kv_gb), group in full.groupby(["system", "kv_gb"]):
         x, y = group["batch"].mean(), group["memory_gb"].mean()
         axis.plot(x, y, "x", color=plotting.styles([name])[name].color, markersize=8, markeredgewidth=1.6, zorder=5)
         axis.annotate(f"{x:.1f}", (x, y), (6, -10), textcoords="offset points", fontsize=8)
 
 
-def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
-    if params != replace(Params(), seeds=params.seeds, lengths=params.lengths):
-        return []  # other pools than the paper's say nothing about its claim
-    full = rows[rows["limit"] == max(params.limits)].groupby(["kv_gb", "system"])["batch"].mean().unstack()
-    keys = {"existing": EXISTING, "vllm": "vllm"}
-    others = ", ".join(
-        f"{kv_gb:g} GB of K/V hold {row[EXISTING]:.1f} and {row['vllm']:.1f}" for kv_gb, row in full.iterrows()
-    )
+def judge(rows: Rows, params: Params) -> list[Judgement]:
+    full = rows["batches"][rows["batches"]["limit"] == max(params.limits)]
+    full = full.groupby(["kv_gb", "system"])["batch"].mean().unstack().rename(columns={EXISTING: "existing"})
+    held = [f"{gb:g} GB of K/V hold {row['existing']:.1f} and {row['vllm']:.1f}" for gb, row in full.iterrows()]
     return [
         Judgement(
             "fig1-batch-at-40gb",
-            {key: full[name][params.kv_gb[0]] for key, name in keys.items()},
+            full.loc[params.kv_gb[0]].to_dict(),
             "replayed",
-            {key: [full[name].min(), full[name].max()] for key, name in keys.items()},
-            note=f"With the 13 GB of K/V at which the figure's lines end. The interval spans what a full GPU may "
-            f"mean: {others} (12 GB are Table 1's, 14 leave nothing of the 40 for anything else).",
+            {name: [full[name].min(), full[name].max()] for name in full},
+            facts={"held": ", ".join(held)},
         )
     ]

@@ -7,9 +7,9 @@ not drawn here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import model_validator
+from pydantic import AfterValidator, model_validator
 
 from repro.engine.config import DEPLOYMENTS, GB, GIB, lookup
 from repro.engine.errors import UserError
@@ -21,12 +21,18 @@ from repro.report import paper
 from repro.report.claims import Judgement
 from repro.report.claims.arithmetic import COMPUTE
 from repro.report.claims.rules import leaves
+from repro.studies.common import Some, about
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from repro.harness.tables import Rows
+
+TABLES = {"table1": ("deployment",), "chunks": ("request",), "claims": ("claim", "key")}
+_PIECES = ("token_states", "reserved", "internal")  # of a chunk, from its first slot
+_MIDDLE = {"ha": "center", "va": "center"}
 #: Fig. 3's two requests: (name, prompt, words generated so far, words still to come); word = token, as in the figure.
 REQUESTS = (
     ("A", "Four score and seven years ago our", "fathers", "brought forth"),
@@ -34,20 +40,19 @@ REQUESTS = (
 )
 
 
-class Params(Parameters):
-    """`deployments`: rows of Table 1. `chunk_slots`: the longest that Fig. 3's two requests may get, in slots."""
+def _of_table1(name: str) -> str:
+    return lookup("deployment", paper.figure("table1"), name) and name
 
-    deployments: tuple[str, ...]
+
+class Params(Parameters):
+    deployments: Annotated[tuple[Annotated[str, AfterValidator(_of_table1)], ...], Some]
     chunk_slots: tuple[int, int]
+    free: ClassVar = ("deployments",)
 
     @model_validator(mode="after")
-    def _possible(self) -> Params:
-        if not self.deployments:
-            raise UserError("deployments = [] leaves nothing to draw; name at least one, such as opt-13b")
-        for name in self.deployments:
-            lookup("deployment", paper.figure("table1"), name)
-        for (name, prompt, now, later), slots in zip(REQUESTS, self.chunk_slots):
-            words = len(f"{prompt} {now} {later}".split())
+    def _chunks_hold_the_words(self) -> Params:
+        for (name, *texts), slots in zip(REQUESTS, self.chunk_slots):
+            words = len(" ".join(texts).split())
             if slots < words or slots & (slots - 1):
                 raise UserError(
                     f"chunk_slots = {list(self.chunk_slots)}: request {name} needs a power of two of at least {words} "
@@ -58,14 +63,10 @@ class Params(Parameters):
 
 def points(params: Params) -> list[Point]:
     return [
-        *(Point(table1, {"deployment": name}) for name in params.deployments),
-        Point(contiguous_requests, {"chunk_slots": params.chunk_slots}),
-        *(Point(exact_claim, {"claim": claim_id}) for claim_id in COMPUTE),
+        *(Point(table1, {"deployment": name}, "table1") for name in params.deployments),
+        Point(contiguous_requests, {"chunk_slots": params.chunk_slots}, "chunks"),
+        *(Point(exact_claim, {"claim": claim_id}, "claims") for claim_id in COMPUTE),
     ]
-
-
-def _row(part: str, **values: Any) -> dict[str, Any]:
-    return {"part": part, "evidence": "exact", "device": None, "seed": None, "trace_hash": None, **values}
 
 
 def table1(deployment: str) -> dict[str, Any]:
@@ -75,17 +76,16 @@ def table1(deployment: str) -> dict[str, Any]:
     """
     config, printed = DEPLOYMENTS[deployment], paper.figure("table1")[deployment]
     per_token = config.model.kv_bytes_per_token
-    return _row(
-        "table1",
-        deployment=deployment,
-        parameters=config.model.num_parameters,
-        kv_bytes_per_token=per_token,
-        weights_gb=config.model.weight_bytes / GB,
-        kv_gib=printed["kv_gb"],
-        gpu_gb=printed["gpu_gb"],
-        slots_of_printed_memory=printed["kv_gb"] * GIB // per_token,
-        slots_in_runs=config.kv_slots,
-    )
+    return about("exact") | {
+        "deployment": deployment,
+        "parameters": config.model.num_parameters,
+        "kv_bytes_per_token": per_token,
+        "weights_gb": config.model.weight_bytes / GB,
+        "kv_gib": printed["kv_gb"],
+        "gpu_gb": printed["gpu_gb"],
+        "slots_of_printed_memory": printed["kv_gb"] * GIB // per_token,
+        "slots_in_runs": config.kv_slots,
+    }
 
 
 def contiguous_requests(chunk_slots: tuple[int, int]) -> list[dict[str, Any]]:
@@ -110,17 +110,10 @@ def contiguous_requests(chunk_slots: tuple[int, int]) -> list[dict[str, Any]]:
     manager.free(finished)
     both = manager.usage(zip(groups, stored))
     return [
-        _row(
-            "fig3",
-            request=name,
-            start=manager.block_table(group.seqs[0])[0],
-            pool_slots=slots,
-            **{
-                piece: getattr(both, piece) - getattr(first, piece) if index else getattr(first, piece)
-                for piece in ("token_states", "reserved", "internal")
-            },
-        )
-        for index, ((name, *_), group) in enumerate(zip(REQUESTS, groups))
+        about("exact")
+        | {"request": name, "start": manager.block_table(group.seqs[0])[0], "pool_slots": slots}
+        | {piece: getattr(now, piece) - (getattr(before, piece) if before else 0) for piece in _PIECES}
+        for (name, *_), group, now, before in zip(REQUESTS, groups, (first, both), (None, first))
     ]
 
 
@@ -130,73 +123,50 @@ def _group(request_id: int, prompt: int, output: int) -> SequenceGroup:
 
 def exact_claim(claim: str) -> list[dict[str, Any]]:
     """One row for each key of a claim that is pure arithmetic (`repro.report.claims.arithmetic`)."""
-    return [_row("claim", claim=claim, key=".".join(path), value=value) for path, value in leaves(COMPUTE[claim]())]
+    return [
+        about("exact") | {"claim": claim, "key": ".".join(path), "value": value}
+        for path, value in leaves(COMPUTE[claim]())
+    ]
 
 
-def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
+def judge(rows: Rows, params: Params) -> list[Judgement]:
     judgements = []
-    for claim, group in rows[rows["part"] == "claim"].groupby("claim", sort=False):
+    for claim, group in rows["claims"].fillna({"key": ""}).groupby("claim", sort=False):
         values = dict(zip(group["key"], group["value"]))
         judgements.append(Judgement(claim, values.get("", values), "exact"))
-    table = rows[rows["part"] == "table1"].set_index("deployment")
+    table = rows["table1"].set_index("deployment")
     billions = ", ".join(f"{count / 1e9:.2f}" for count in table["parameters"])
-    judgements.append(
-        Judgement(
-            "table1-params",
-            table["weights_gb"].to_dict(),
-            "exact",
-            note=f"The architectures have {billions} billion parameters.",
-        )
-    )
-    for deployment, row in table.iterrows():
-        judgements += _judge_table1(deployment, row)
-    if params.chunk_slots == Params.chunk_slots:
-        chunks = rows[rows["part"] == "fig3"].set_index("request")
-        unused = {
-            f"{name.lower()}_{piece}": int(chunks.loc[name, piece])
-            for name in chunks.index
-            for piece in ("internal", "reserved")
-        }
-        judgements.append(
-            Judgement("fig3-unused-slots", unused, "exact", note="Read off the contiguous memory manager.")
-        )
-    return judgements
+    chunks = rows["chunks"].set_index("request")
+    unused = {f"{name.lower()}_{piece}": chunks.at[name, piece] for name in chunks.index for piece in _PIECES[:0:-1]}
+    return [
+        *judgements,
+        Judgement("table1-params", table["weights_gb"].to_dict(), "exact", facts={"billions": billions}),
+        *(one for name, row in table.iterrows() for one in _judge_table1(name, row)),
+        Judgement("fig3-unused-slots", unused, "exact"),
+    ]
 
 
 def _judge_table1(deployment: str, row: pd.Series) -> list[Judgement]:
-    slots, note = row["slots_of_printed_memory"], ""
-    size = deployment.removeprefix("opt-")
-    if size == "66b":
-        note = (
-            f"{row['kv_gib']:.0f} GiB hold {slots:,.0f} slots; the printed 9.7K need "
-            f"{9700 * row['kv_bytes_per_token'] / GIB:.1f} GiB. Runs use {row['slots_in_runs']:,.0f}."
-        )
-    judgements = [Judgement(f"table1-slots-{size}", slots / 1000, "exact", note=note)]
+    size, slots = deployment.removeprefix("opt-"), row["slots_of_printed_memory"] / 1000
+    needed = 9700 * row["kv_bytes_per_token"] / GIB
+    judgements = [Judgement(f"table1-slots-{size}", slots, "exact", facts={"row": row, "needed_gib": needed})]
     if size == "13b":
         printed = paper.figure("table1")[deployment]["weights_gb"]
+        weights = {"printed": printed, "weights_gb": row["weights_gb"], "share": row["weights_gb"] / row["gpu_gb"]}
         judgements += [
             Judgement("kv-bytes-per-token", int(row["kv_bytes_per_token"]), "exact"),
             Judgement("kv-bytes-per-request", 2048 * row["kv_bytes_per_token"] / GIB, "exact"),
-            Judgement(
-                "fig1-weights-share",
-                printed / row["gpu_gb"],
-                "exact",
-                note=f"From Table 1's rounded {printed} GB; the architecture's {row['weights_gb']:.2f} GB give "
-                f"{row['weights_gb'] / row['gpu_gb']:.3f}.",
-            ),
-            Judgement("fig1-kv-share", row["kv_gib"] / row["gpu_gb"], "exact", note="12 GB of 40, both from Table 1."),
+            Judgement("fig1-weights-share", printed / row["gpu_gb"], "exact", facts=weights),
+            Judgement("fig1-kv-share", row["kv_gib"] / row["gpu_gb"], "exact"),
         ]
     return judgements
 
 
-def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
+def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     from repro.report import plotting
 
     with plotting.house():
-        return {
-            "fig01_memory": _draw_table1(rows[rows["part"] == "table1"]),
-            "fig03_contiguous": _draw_chunks(rows[rows["part"] == "fig3"]),
-        }
+        return {"fig01_memory": _draw_table1(rows["table1"]), "fig03_contiguous": _draw_chunks(rows["chunks"])}
 
 
 def _draw_table1(table: pd.DataFrame) -> Figure:
@@ -212,29 +182,15 @@ def _draw_table1(table: pd.DataFrame) -> Figure:
             left = 0.0
             for name, gb in (parts | {"others": row.gpu_gb - sum(parts.values())}).items():
                 share = 100 * gb / row.gpu_gb
-                axis.barh(
-                    y,
-                    share,
-                    0.36,
-                    left=left,
-                    edgecolor=colors[name] if hollow else "white",
-                    facecolor="none" if hollow else colors[name],
-                    linewidth=1.2 if hollow else 0.6,
-                )
+                edge, face, width = (colors[name], "none", 1.2) if hollow else ("white", colors[name], 0.6)
+                axis.barh(y, share, 0.36, left=left, edgecolor=edge, facecolor=face, linewidth=width)
                 texts = [f"{gb:.{0 if hollow or name == 'KV cache' else 1}f} GB"]
                 if name == "KV cache":
                     slots = printed["kv_kslots"] if hollow else row.slots_of_printed_memory / 1000
                     texts = [f"{texts[0]} = {slots:.1f}K slots", f"{slots:.1f}K slots"]
                 if fitting := [text for text in texts if share > 0.9 * len(text)]:
-                    axis.text(
-                        left + share / 2,
-                        y,
-                        fitting[0],
-                        ha="center",
-                        va="center",
-                        fontsize=7.5,
-                        color="#333333" if hollow or name == "others" else "white",
-                    )
+                    color = "#333333" if hollow or name == "others" else "white"
+                    axis.text(left + share / 2, y, fitting[0], fontsize=7.5, color=color, **_MIDDLE)
                 left += share
     names = [f"{name.upper()}\n{paper.figure('table1')[name]['gpus']}" for name in table["deployment"]]
     axis.set_yticks(range(len(names)), names, fontsize=8.5)
@@ -245,12 +201,11 @@ def _draw_table1(table: pd.DataFrame) -> Figure:
     handles = [plotting.Patch(facecolor=color, label=name) for name, color in colors.items()]
     handles.append(plotting.Patch(facecolor="none", edgecolor="#555555", linewidth=1.2, label="as printed"))
     figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
-    plotting.footer(
-        figure,
-        table,
-        note="Weights from the architecture (GB = 10^9 bytes), slots from the printed KV "
-        "memory (GB read as 2^30 bytes); hollow: Table 1's digits",
+    note = (
+        "Weights from the architecture (GB = 10^9 bytes), slots from the printed KV memory (GB read as 2^30 bytes); "
+        "hollow: Table 1's digits"
     )
+    plotting.footer(figure, table, note=note)
     return figure
 
 
@@ -260,40 +215,32 @@ def _draw_chunks(chunks: pd.DataFrame) -> Figure:
 
     figure = plotting.Figure(figsize=(8.4, 3.7), layout="constrained")
     axes = figure.subplots(1 + len(chunks), 1, height_ratios=[1.5, 1, 1])
-    pieces = ("token_states", "reserved", "internal")
     pool = int(chunks["pool_slots"].iloc[0])
     axes[0].barh(0, pool, 0.6, color="white", edgecolor="#888888", linewidth=0.8)
-    records = chunks.astype(dict.fromkeys((*pieces, "start"), int)).to_dict("records")
+    records = chunks.astype(dict.fromkeys((*_PIECES, "start"), int)).to_dict("records")
     for axis, row, (name, *texts) in zip(axes[1:], records, REQUESTS):
         left = row["start"]
-        for piece in pieces:
+        for piece in _PIECES:
             axes[0].barh(0, row[piece], 0.6, left=left, color=plotting.PIECES[piece][1])
             left += row[piece]
-        axes[0].text(
-            (row["start"] + left) / 2,
-            0,
-            f"request {name}:\n{left - row['start']:,} slots",
-            ha="center",
-            va="center",
-            fontsize=8.5,
-            color="white",
-            fontweight="bold",
-        )
+        text = f"request {name}:\n{left - row['start']:,} slots"
+        axes[0].text((row["start"] + left) / 2, 0, text, fontsize=8.5, color="white", fontweight="bold", **_MIDDLE)
         _draw_first_slots(axis, row, name, " ".join(texts).split())
-    ends = sorted((row["start"], row["start"] + sum(row[piece] for piece in pieces)) for row in records)
+    ends = sorted((row["start"], row["start"] + sum(row[piece] for piece in _PIECES)) for row in records)
     gap = (ends[0][1] + ends[1][0]) / 2
-    axes[0].text(gap, 0, "free", ha="center", va="center", fontsize=7.5, color="#555555")
+    axes[0].text(gap, 0, "free", fontsize=7.5, color="#555555", **_MIDDLE)
     axes[0].set(xlim=(0, pool), ylim=(-0.4, 0.4), xlabel="slot of the pool", yticks=[])
     axes[0].grid(visible=False)
-    handles = [plotting.Patch(facecolor=plotting.PIECES[piece][1], label=plotting.PIECES[piece][0]) for piece in pieces]
+    handles = [
+        plotting.Patch(facecolor=plotting.PIECES[piece][1], label=plotting.PIECES[piece][0]) for piece in _PIECES
+    ]
     handles.append(plotting.Patch(facecolor="white", edgecolor="#888888", label="external fragmentation"))
     figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
-    plotting.footer(
-        figure,
-        chunks,
-        note="Slots as counted by the contiguous memory manager; the width of the gap "
-        "between the two chunks is ours, the paper gives none",
+    note = (
+        "Slots as counted by the contiguous memory manager; the width of the gap between the two chunks is ours, the "
+        "paper gives none"
     )
+    plotting.footer(figure, chunks, note=note)
     return figure
 
 
@@ -302,25 +249,10 @@ def _draw_first_slots(axis: Axes, row: dict[str, Any], name: str, words: list[st
 
     shown = 13
     for slot in range(shown):
-        piece = next(
-            piece
-            for piece, end in (
-                ("token_states", row["token_states"]),
-                ("reserved", row["token_states"] + row["reserved"]),
-                ("internal", shown),
-            )
-            if slot < end
-        )
+        piece = _PIECES[(slot >= row["token_states"]) + (slot >= row["token_states"] + row["reserved"])]
         axis.barh(0, 1, 0.8, left=slot, color=plotting.PIECES[piece][1], edgecolor="white", linewidth=1)
-        axis.text(
-            slot + 0.5,
-            0,
-            words[slot] if slot < len(words) else "\u00b7",
-            ha="center",
-            va="center",
-            fontsize=7,
-            color="white",
-        )
+        word = words[slot] if slot < len(words) else "\u00b7"
+        axis.text(slot + 0.5, 0, word, fontsize=7, color="white", **_MIDDLE)
     axis.text(shown + 0.15, 0, f"{row['internal']:,} never used", fontsize=8, va="center")
     axis.set(xlim=(0, shown + 2.6), ylim=(-0.5, 0.5), xticks=[], yticks=[0], yticklabels=[f"request {name}"])
     axis.tick_params(left=False)

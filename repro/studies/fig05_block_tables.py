@@ -7,93 +7,54 @@ same filled slots and reference counts. No token values and no times occur.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import model_validator
-
-from repro.engine.config import check_block_size
 from repro.engine.memory.interface import CacheOp
 from repro.engine.memory.paged import PagedKVCacheManager
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.harness.experiment import Point
 from repro.harness.parameters import Parameters
 from repro.report.claims import Judgement
+from repro.studies.common import BlockSize, about
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from repro.harness.tables import Rows
+
+TABLES = {"states": ("walk", "step", "sequence", "logical")}
 NUM_BLOCKS = 32
-#: A sequence's table as the figures draw it: (block, filled slots, reference count) for each logical block.
-Table = list[tuple[str, int, int]]
-#: walk -> step -> the tables drawn (blocks keep the paper's numbers), blocks in use, and blocks copied.
-DRAWN: dict[str, dict[str, tuple[list[Table], int, int]]] = {
+_EXAMPLES, _SHARED = "0:4x3 1:4x3 2:4x3 3:4x3 4:4x3", "0:4x4 1:4x4 3:4x4"
+#: walk -> step -> the tables drawn, blocks in use, and blocks copied. A table is a sequence's logical blocks in order,
+#: each the paper's number of its block, its filled slots and, if several sequences hold it, its reference count.
+DRAWN: dict[str, dict[str, tuple[list[str], int, int]]] = {
     "one request": {
-        "prompt": ([[("7", 4, 1), ("1", 3, 1)]], 2, 0),
-        "first word": ([[("7", 4, 1), ("1", 4, 1)]], 2, 0),
-        "second word": ([[("7", 4, 1), ("1", 4, 1), ("3", 1, 1)]], 3, 0),
-        "third word": ([[("7", 4, 1), ("1", 4, 1), ("3", 2, 1)]], 3, 0),
+        "prompt": (["7:4 1:3"], 2, 0),
+        "first word": (["7:4 1:4"], 2, 0),
+        "second word": (["7:4 1:4 3:1"], 3, 0),
+        "third word": (["7:4 1:4 3:2"], 3, 0),
     },
-    "two requests": {"both running": ([[("7", 4, 1), ("1", 4, 1), ("3", 1, 1)], [("5", 4, 1), ("2", 2, 1)]], 5, 0)},
+    "two requests": {"both running": (["7:4 1:4 3:1", "5:4 2:2"], 5, 0)},
     "two samples": {
-        "prompt": ([[("7", 4, 2), ("1", 3, 2)], [("7", 4, 2), ("1", 3, 2)]], 2, 0),
-        "first write": ([[("7", 4, 2), ("3", 4, 1)], [("7", 4, 2), ("1", 4, 1)]], 3, 1),
+        "prompt": (["7:4x2 1:3x2", "7:4x2 1:3x2"], 2, 0),
+        "first write": (["7:4x2 3:4", "7:4x2 1:4"], 3, 1),
     },
     "four beams": {
-        "before": (
-            [
-                *([("0", 4, 4), ("1", 4, 3), ("3", 4, 3), (last, 4, 1)] for last in "567"),
-                [("0", 4, 4), ("2", 4, 1), ("4", 4, 1), ("8", 4, 1)],
-            ],
-            9,
-            0,
-        ),
-        "candidates dropped": ([[("0", 4, 4), ("1", 4, 4), ("3", 4, 4), (last, 4, 2)] for last in "6677"], 5, 0),
-        "new words": (
-            [
-                [("0", 4, 4), ("1", 4, 4), ("3", 4, 4), (last, 4, 2), (new, 1, 1)]
-                for last, new in zip("6677", ("9", "10", "11", "12"))
-            ],
-            9,
-            0,
-        ),
+        "before": ([*(f"0:4x4 1:4x3 3:4x3 {last}:4" for last in "567"), "0:4x4 2:4 4:4 8:4"], 9, 0),
+        "candidates dropped": ([f"{_SHARED} {last}:4x2" for last in "6677"], 5, 0),
+        "new words": ([f"{_SHARED} {last}:4x2 {new}:1" for last, new in zip("6677", (9, 10, 11, 12))], 9, 0),
     },
     "shared prefix": {
-        "prefix stored": ([[(block, 4, 1) for block in "01234"]], 5, 0),
-        "two prompts": (
-            [
-                [(block, 4, 3) for block in "01234"],
-                [*((block, 4, 3) for block in "01234"), ("5", 2, 1)],
-                [*((block, 4, 3) for block in "01234"), ("6", 4, 1)],
-            ],
-            7,
-            0,
-        ),
-        "first words": (
-            [
-                [(block, 4, 3) for block in "01234"],
-                [*((block, 4, 3) for block in "01234"), ("5", 3, 1)],
-                [*((block, 4, 3) for block in "01234"), ("6", 4, 1), ("7", 1, 1)],
-            ],
-            8,
-            0,
-        ),
-        "first has ended": (
-            [[(block, 4, 2) for block in "01234"], [*((block, 4, 2) for block in "01234"), ("6", 4, 1), ("7", 2, 1)]],
-            7,
-            0,
-        ),
+        "prefix stored": (["0:4 1:4 2:4 3:4 4:4"], 5, 0),
+        "two prompts": ([_EXAMPLES, f"{_EXAMPLES} 5:2", f"{_EXAMPLES} 6:4"], 7, 0),
+        "first words": ([_EXAMPLES, f"{_EXAMPLES} 5:3", f"{_EXAMPLES} 6:4 7:1"], 8, 0),
+        "first has ended": ([table.replace("x3", "x2") for table in (_EXAMPLES, f"{_EXAMPLES} 6:4 7:2")], 7, 0),
     },
 }
 #: walk -> the figure that it follows; Fig. 5 is the third word of Fig. 6's request.
-FIGURE = {
-    "one request": "Fig. 6",
-    "two requests": "Fig. 7",
-    "two samples": "Fig. 8",
-    "four beams": "Fig. 9",
-    "shared prefix": "Fig. 10",
-}
+FIGURE = {walk: f"Fig. {number}" for walk, number in zip(DRAWN, (6, 7, 8, 9, 10))}
 _LINES = (("one request",), ("two requests", "two samples"), ("four beams",), ("shared prefix",))  # of the figure
 _STEP = {"third word": "third word (Fig. 5)"}
 #: Fig. 10's words, in blocks of 4: an instruction and three examples, 4 + 6 + 4 + 6; then "cheese =>" and "I love you
@@ -108,171 +69,158 @@ _CLAIM = {
 
 
 class Params(Parameters):
-    """`block_size`: slots in a block; the figures have 4, and only that is judged."""
-
-    block_size: int
-
-    @model_validator(mode="after")
-    def _possible(self) -> Params:
-        check_block_size(self.block_size)
-        return self
+    block_size: BlockSize
+    free: ClassVar = ()
 
 
 def points(params: Params) -> list[Point]:
     return [
-        Point(walk, {"block_size": params.block_size}) for walk in (requests, two_samples, four_beams, shared_prefix)
+        Point(walk, {"block_size": params.block_size}, "states")
+        for walk in (requests, two_samples, four_beams, shared_prefix)
     ]
 
 
-def _group(
-    request_id: int, prompt_tokens: int, n: int = 1, beams: bool = False, prefix: str | None = None
-) -> SequenceGroup:
-    sampling = SamplingParams(n=n, use_beam_search=beams, max_tokens=64)
-    return SequenceGroup(Request(request_id, 0.0, prompt_tokens, 64, sampling, prefix))
+def _group(request_id: int, prompt_tokens: int, prefix: str | None = None, **sampling: Any) -> SequenceGroup:
+    return SequenceGroup(Request(request_id, 0.0, prompt_tokens, 64, SamplingParams(max_tokens=64, **sampling), prefix))
 
 
-def _state(
-    walk: str,
-    step: str,
-    manager: PagedKVCacheManager,
-    groups: list[tuple[SequenceGroup, int]],
-    ops: list[CacheOp],
-    prefix: str | None = None,
-) -> list[dict[str, Any]]:
-    """One row for each logical block of each sequence, given the groups and the tokens that they have stored.
+class _Walk:
+    """A block manager, and its states so far: one row for each logical block of each sequence.
 
     A stored prefix comes first, as a sequence of its own.
     """
-    size = manager.block_size
-    kind = {"two samples": "sample", "four beams": "beam"}.get(walk, "request")
-    tables = (
-        {} if prefix is None else {prefix: (manager.prefix_blocks(prefix), size * len(manager.prefix_blocks(prefix)))}
-    )
-    for group, num_tokens in groups:
-        for index, seq in enumerate(group.seqs):
-            name = f"{kind} {group.request.request_id if kind == 'request' else index}"
-            tables[name] = manager.block_table(seq), num_tokens
-    return [
-        {
-            "walk": walk,
-            "step": step,
-            "sequence": name,
-            "logical": logical,
-            "physical": block,
-            "filled": min(size, num_tokens - logical * size),
-            "ref_count": manager.gpu.ref_counts[block],
-            "blocks_in_use": NUM_BLOCKS - manager.num_free_blocks,
-            "blocks_copied": len(ops),
-            "evidence": "exact",
-            "device": None,
-            "seed": None,
-            "trace_hash": None,
-        }
-        for name, (blocks, num_tokens) in tables.items()
-        for logical, block in enumerate(blocks)
-    ]
+
+    def __init__(self, block_size: int, prefix_words: int = 0) -> None:
+        self.manager = PagedKVCacheManager(NUM_BLOCKS, block_size, watermark=0.0)
+        self.rows: list[dict[str, Any]] = []
+        self._has_prefix = prefix_words > 0
+        if self._has_prefix:
+            self.manager.store_prefix("prefix", prefix_words)
+
+    def see(self, walk: str, step: str, lengths: dict[SequenceGroup, int], ops: Iterable[CacheOp] = ()) -> None:
+        """Note the state, given the tokens that each group has stored and the copies that led here."""
+        manager, size = self.manager, self.manager.block_size
+        kind = {"two samples": "sample", "four beams": "beam"}.get(walk, "request")
+        tables = {}
+        if self._has_prefix:
+            stored = manager.prefix_blocks("prefix")
+            tables["prefix"] = stored, size * len(stored)
+        for group, num_tokens in lengths.items():
+            for index, seq in enumerate(group.seqs):
+                name = f"{kind} {group.request.request_id if kind == 'request' else index}"
+                tables[name] = manager.block_table(seq), num_tokens
+        totals = {"blocks_in_use": NUM_BLOCKS - manager.num_free_blocks, "blocks_copied": len(list(ops))}
+        self.rows += [
+            {
+                "walk": walk,
+                "step": step,
+                "sequence": name,
+                "logical": logical,
+                "physical": block,
+                "filled": min(size, num_tokens - logical * size),
+                "ref_count": manager.gpu.ref_counts[block],
+                **totals,
+                **about("exact"),
+            }
+            for name, (blocks, num_tokens) in tables.items()
+            for logical, block in enumerate(blocks)
+        ]
 
 
 def requests(block_size: int) -> list[dict[str, Any]]:
     """Fig. 5 and 6: a prompt of seven words and three more. Fig. 7: beside its first nine a second request of six."""
-    manager = PagedKVCacheManager(NUM_BLOCKS, block_size, watermark=0.0)
+    walk = _Walk(block_size)
     first, second = _group(0, 7), _group(1, 5)
-    manager.allocate(first, 7)
-    rows = _state("one request", "prompt", manager, [(first, 7)], [])
+    walk.manager.allocate(first, 7)
+    walk.see("one request", "prompt", {first: 7})
     for step, length in (("first word", 8), ("second word", 9)):
-        ops = manager.append_slots(first, length)
-        rows += _state("one request", step, manager, [(first, length)], ops)
-    manager.allocate(second, 5)
-    ops = manager.append_slots(second, 6)
-    together = _state("two requests", "both running", manager, [(first, 9), (second, 6)], ops)
-    manager.free(second)
-    ops = manager.append_slots(first, 10)
-    return rows + _state("one request", "third word", manager, [(first, 10)], ops) + together
+        walk.see("one request", step, {first: length}, walk.manager.append_slots(first, length))
+    walk.manager.allocate(second, 5)
+    walk.see("two requests", "both running", {first: 9, second: 6}, walk.manager.append_slots(second, 6))
+    walk.manager.free(second)
+    walk.see("one request", "third word", {first: 10}, walk.manager.append_slots(first, 10))
+    return walk.rows
 
 
 def two_samples(block_size: int) -> list[dict[str, Any]]:
     """Fig. 8: two samples share a prompt of seven words; the first to write copies the last block."""
-    manager = PagedKVCacheManager(NUM_BLOCKS, block_size, watermark=0.0)
-    group = _group(0, 7, n=2)
-    manager.allocate(group, 7)
-    rows = _state("two samples", "prompt", manager, [(group, 7)], [])
-    ops = manager.append_slots(group, 8)
-    return rows + _state("two samples", "first write", manager, [(group, 8)], ops)
+    walk, group = _Walk(block_size), _group(0, 7, n=2)
+    walk.manager.allocate(group, 7)
+    walk.see("two samples", "prompt", {group: 7})
+    walk.see("two samples", "first write", {group: 8}, walk.manager.append_slots(group, 8))
+    return walk.rows
 
 
 def four_beams(block_size: int) -> list[dict[str, Any]]:
     """Fig. 9: beams 0 to 2 part after three blocks, beam 3 after one; then all go on from beams 1 and 2."""
-    manager = PagedKVCacheManager(NUM_BLOCKS, block_size, watermark=0.0)
-    group = _group(0, block_size, n=4, beams=True)
+    walk, group = _Walk(block_size), _group(0, block_size, n=4, use_beam_search=True)
+    manager, length = walk.manager, 4 * block_size
     manager.allocate(group, block_size)
-    for blocks in (2, 3, 4):
-        for length in range((blocks - 1) * block_size + 1, blocks * block_size + 1):
-            manager.append_slots(group, length)
-        if blocks < 4:
-            manager.fork(group, [0, 0, 0, 3], blocks * block_size)
-    length = 4 * block_size
-    rows = _state("four beams", "before", manager, [(group, length)], [])
-    ops = manager.fork(group, [1, 1, 2, 2], length)
-    rows += _state("four beams", "candidates dropped", manager, [(group, length)], ops)
-    ops = manager.append_slots(group, length + 1)
-    return rows + _state("four beams", "new words", manager, [(group, length + 1)], ops)
+    for stored in range(block_size, length):
+        if stored in (2 * block_size, 3 * block_size):
+            manager.fork(group, [0, 0, 0, 3], stored)
+        manager.append_slots(group, stored + 1)
+    walk.see("four beams", "before", {group: length})
+    walk.see("four beams", "candidates dropped", {group: length}, manager.fork(group, [1, 1, 2, 2], length))
+    walk.see("four beams", "new words", {group: length + 1}, manager.append_slots(group, length + 1))
+    return walk.rows
 
 
 def shared_prefix(block_size: int) -> list[dict[str, Any]]:
     """Fig. 10: two translations whose prompts begin with the same examples, which are stored once and for all."""
-    manager = PagedKVCacheManager(NUM_BLOCKS, block_size, watermark=0.0)
-    manager.store_prefix("prefix", PREFIX_WORDS)
-    walk = partial(_state, "shared prefix", manager=manager, prefix="prefix")
-    rows = walk("prefix stored", groups=[], ops=[])
-    lengths = [PREFIX_WORDS + words for words in INPUT_WORDS]
-    first, second = (_group(index, length, prefix="prefix") for index, length in enumerate(lengths))
-    for group, length in zip((first, second), lengths):
-        manager.allocate(group, length)
-    rows += walk("two prompts", groups=[(first, lengths[0]), (second, lengths[1])], ops=[])
-    ops = manager.append_slots(first, lengths[0] + 1) + manager.append_slots(second, lengths[1] + 1)
-    rows += walk("first words", groups=[(first, lengths[0] + 1), (second, lengths[1] + 1)], ops=ops)
-    manager.free(first)
-    ops = manager.append_slots(second, lengths[1] + 2)
-    return rows + walk("first has ended", groups=[(second, lengths[1] + 2)], ops=ops)
+    walk = _Walk(block_size, PREFIX_WORDS)
+    walk.see("shared prefix", "prefix stored", {})
+    one, other = (PREFIX_WORDS + words for words in INPUT_WORDS)
+    first, second = _group(0, one, "prefix"), _group(1, other, "prefix")
+    walk.manager.allocate(first, one)
+    walk.manager.allocate(second, other)
+    walk.see("shared prefix", "two prompts", {first: one, second: other})
+    ops = walk.manager.append_slots(first, one + 1) + walk.manager.append_slots(second, other + 1)
+    walk.see("shared prefix", "first words", {first: one + 1, second: other + 1}, ops)
+    walk.manager.free(first)
+    walk.see("shared prefix", "first has ended", {second: other + 2}, walk.manager.append_slots(second, other + 2))
+    return walk.rows
 
 
-def same_state(rows: pd.DataFrame, drawn: tuple[list[Table], int, int]) -> bool:
+def same_state(rows: pd.DataFrame, drawn: tuple[list[str], int, int]) -> bool:
     """Whether a state of ours is the one drawn, up to the names of the physical blocks."""
-    tables, in_use, copied = drawn
+    tables, *totals = drawn
     ours = [
         list(zip(table["physical"], table["filled"], table["ref_count"]))
         for _, table in rows.groupby("sequence", sort=False)
     ]
-    totals = rows[["blocks_in_use", "blocks_copied"]].drop_duplicates().to_numpy().tolist()
-    return _renamed(ours) == _renamed(tables) and totals == [[in_use, copied]]
+    counted = rows[["blocks_in_use", "blocks_copied"]].drop_duplicates().to_numpy().tolist()
+    return _renamed(ours) == _renamed(map(_parsed, tables)) and counted == [totals]
 
 
-def _renamed(tables: list[list[tuple[Any, int, int]]]) -> list[Table]:
-    """The tables with blocks named in order of appearance."""
-    names: dict[Any, str] = {}
+def _parsed(table: str) -> list[tuple[str, int, int]]:
+    """(block, filled slots, reference count) of each block of a drawn table."""
+    cells = [cell.replace(":", "x").split("x") for cell in table.split()]
+    return [(block, int(filled), int(*count or [1])) for block, filled, *count in cells]
+
+
+def _renamed(tables: Iterable[list[tuple[Any, int, int]]]) -> list[list[tuple[int, int, int]]]:
+    """The tables with blocks numbered in order of appearance."""
+    names: dict[Any, int] = {}
     return [
-        [(names.setdefault(block, str(len(names))), int(filled), int(count)) for block, filled, count in table]
+        [(names.setdefault(block, len(names)), int(filled), int(count)) for block, filled, count in table]
         for table in tables
     ]
 
 
-def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
-    if params.block_size != Params.block_size:
-        return []
+def judge(rows: Rows, params: Params) -> list[Judgement]:
+    states = rows["states"]
     held = dict.fromkeys(_CLAIM.values(), True)
     for walk, claim_id in _CLAIM.items():
         for step, drawn in DRAWN[walk].items():
-            held[claim_id] &= same_state(rows[(rows["walk"] == walk) & (rows["step"] == step)], drawn)
-    return [
-        Judgement(claim_id, same, "exact", note="Read off the block manager, up to the names of the blocks.")
-        for claim_id, same in held.items()
-    ]
+            held[claim_id] &= same_state(states[(states["walk"] == walk) & (states["step"] == step)], drawn)
+    return [Judgement(claim_id, same, "exact") for claim_id, same in held.items()]
 
 
-def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
+def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     from repro.report import diagrams, plotting
 
-    states = {tuple(key): state for key, state in rows.groupby(["walk", "step"], sort=False)}
+    states = {tuple(key): state for key, state in rows["states"].groupby(["walk", "step"], sort=False)}
     lines = [[key for key in states if key[0] in walks] for walks in _LINES]
     with plotting.house():
         columns = max(map(len, lines))
@@ -299,7 +247,6 @@ def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
             in_use, copied = states[key][["blocks_in_use", "blocks_copied"]].iloc[0]
             axis.set_xlabel(f"blocks in use: {in_use}" + (f", copied: {copied}" if copied else ""), fontsize=8.5)
         diagrams.legend(figure)
-        plotting.footer(
-            figure, rows, note="Read off the block manager. The prefix of Fig. 10 is itself one of its blocks' holders"
-        )
+        note = "Read off the block manager. The prefix of Fig. 10 is itself one of its blocks' holders"
+        plotting.footer(figure, rows["states"], note=note)
     return {"fig05_block_tables": figure}

@@ -7,7 +7,7 @@ each trace's card. Nothing is served here: no system, speed or memory is involve
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from pydantic import model_validator
@@ -15,7 +15,7 @@ from pydantic import model_validator
 from repro.harness.experiment import Point
 from repro.harness.parameters import Parameters
 from repro.report.claims import Judgement
-from repro.studies.common import check_positive, check_seeds, trace_of
+from repro.studies.common import Positive, Seeds, about, trace_of
 from repro.workloads import WORKLOADS, Trace, check_arrivals
 from repro.workloads.fig11 import fig11_data
 from repro.workloads.trace import QUANTILES
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from repro.harness.tables import Rows
+
+TABLES = {
+    "cards": ("workload", "seed"),
+    "prompt_ranges": ("workload", "seed", "prompt_range"),
+    "bins": ("workload", "seed", "length", "bin"),
+}
 TITLE = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}
 #: The paper's word for each length and a colour that no system has.
 LENGTHS = {"prompt": ("input", "#332288"), "output": ("output", "#AA4499")}
@@ -33,80 +40,59 @@ _DRAWN = 0.995  # of the paper's requests; beyond, the histograms cannot be told
 
 
 class Params(Parameters):
-    """`rate` (req/s) and `duration_s` say how many requests each trace has; the default is close to the 79,731 of the
-    paper's ShareGPT trace. `lengths` is a CSV file of pairs in place of ShareGPT's."""
-
-    rate: float
-    duration_s: float
-    seeds: tuple[int, ...]
+    rate: Positive
+    duration_s: Positive
+    seeds: Seeds
     lengths: str | None
+    free: ClassVar = ("rate", "duration_s", "seeds", "lengths")
 
     @model_validator(mode="after")
-    def _possible(self) -> Params:
-        check_positive("rate", self.rate)
-        check_positive("duration_s", self.duration_s)
-        check_seeds(self.seeds)
+    def _not_too_many(self) -> Params:
         check_arrivals(self.rate, self.duration_s, self.seeds[0])
         return self
 
 
 def points(params: Params) -> list[Point]:
+    shared = params.pick("rate", "duration_s")
     return [
-        Point(
-            lengths_of_trace,
-            {
-                "workload": workload,
-                "rate": params.rate,
-                "duration_s": params.duration_s,
-                "seed": seed,
-                "lengths": params.lengths if workload == "sharegpt" else None,
-            },
-        )
+        Point(lengths_of_trace, {"workload": workload, "seed": seed, "lengths": lengths, **shared})
         for workload in WORKLOADS
+        for lengths in [params.lengths if workload == "sharegpt" else None]
         for seed in params.seeds
     ]
 
 
 def lengths_of_trace(
     workload: str, rate: float, duration_s: float, seed: int, lengths: str | None
-) -> list[dict[str, Any]]:
-    """A trace in three parts: its "card", its histograms ("bin"), the mean output by "prompt range"."""
+) -> dict[str, list[dict[str, Any]]]:
+    """A trace's card, the mean output by range of the prompt, and its histograms."""
     trace = trace_of(workload, rate, duration_s, seed, lengths)
-    common = {
-        "workload": workload,
-        "seed": seed,
-        "evidence": "replayed",
-        "device": None,
-        "trace_hash": trace.hash,
-        "rate": rate,
-        "duration_s": duration_s,
-    }
+    common = {"workload": workload, **about("replayed", seed=seed, trace=trace), "rate": rate, "duration_s": duration_s}
     ranges = [
-        {"part": "prompt range", "prompt_range": name, "requests": count, "mean_output_tokens": mean}
+        {"prompt_range": name, "requests": count, "mean_output_tokens": mean}
         for name, count, mean in trace.card.mean_output_by_prompt
     ]
-    return [common | row for row in [_card(trace), *ranges, *_bins(trace, "prompt"), *_bins(trace, "output")]]
+    found = {
+        "cards": [_card(trace)],
+        "prompt_ranges": ranges,
+        "bins": [*_bins(trace, "prompt"), *_bins(trace, "output")],
+    }
+    return {table: [common | row for row in rows] for table, rows in found.items()}
 
 
 def _card(trace: Trace) -> dict[str, Any]:
     card, source = trace.card, trace.card.source
     levels = [f"p{100 * level:g}" for level in QUANTILES]
+    of_card = ("mean_prompt_tokens", "mean_output_tokens", "mean_inverse_output", "rank_correlation")
+    of_source = ("dropped_share", "mean_prompt_tokens", "mean_output_tokens")
     return {
-        "part": "card",
         "card": str(card),
         "equals_paper_trace": card.equals_paper_trace,
-        "source": source.source,
-        "recipe": source.recipe,
-        "filter": source.filter,
+        **{name: getattr(source, name) for name in ("source", "recipe", "filter")},
         "source_pairs": source.num_pairs,
-        "source_dropped_share": source.dropped_share,
-        "source_mean_prompt_tokens": source.mean_prompt_tokens,
-        "source_mean_output_tokens": source.mean_output_tokens,
+        **{f"source_{name}": getattr(source, name) for name in of_source},
         "requests": card.num_requests,
-        "mean_prompt_tokens": card.mean_prompt_tokens,
-        "mean_output_tokens": card.mean_output_tokens,
-        "mean_inverse_output": card.mean_inverse_output,
-        "rank_correlation": card.rank_correlation,
+        **{name: getattr(card, name) for name in of_card},
         **{f"prompt_{level}": value for level, value in zip(levels, card.prompt_quantiles)},
         **{f"output_{level}": value for level, value in zip(levels, card.output_quantiles)},
     }
@@ -135,49 +121,39 @@ def _bins(trace: Trace, length: str) -> list[dict[str, Any]]:
     cumulative = np.searchsorted(tokens, edges[1:], side="left") / len(tokens)
     cumulative[-1] = (tokens <= edges[-1]).mean()
     return [
-        {"part": "bin", "length": length, "bin": number, "density": here, "cumulative": up_to}
+        {"length": length, "bin": number, "density": here, "cumulative": up_to}
         for number, (here, up_to) in enumerate(zip(density.tolist(), cumulative.tolist()))
     ]
 
 
-def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
-    cards = rows[rows["part"] == "card"].set_index(["seed", "workload"])
-    means = {
-        workload: cards.xs(workload, level="workload")[["mean_prompt_tokens", "mean_output_tokens"]]
-        for workload in WORKLOADS
-    }
+def judge(rows: Rows, params: Params) -> list[Judgement]:
+    cards = rows["cards"].set_index(["seed", "workload"])
+    of = {workload: cards.xs(workload, level="workload") for workload in WORKLOADS}
+    means = {workload: card[["mean_prompt_tokens", "mean_output_tokens"]] for workload, card in of.items()}
     ratios = (means["sharegpt"] / means["alpaca"]).set_axis(["input", "output"], axis="columns")
-    equal = bool(cards.xs("sharegpt", level="workload")["equals_paper_trace"].all())
     rebuilt = "rebuilt from this figure's histograms and printed means: what is tested is the rebuilding, not the paper"
     note = f"Both workloads are {rebuilt}."
     if params.lengths is not None:
-        note = (
-            f"ShareGPT's pairs come from a file and {'are' if equal else 'are not'} those of the paper's trace; "
-            f"Alpaca's are {rebuilt}."
-        )
+        are = "are" if of["sharegpt"]["equals_paper_trace"].all() else "are not"
+        note = f"ShareGPT's pairs come from a file and {are} those of the paper's trace; Alpaca's are {rebuilt}."
+    means_of = {name: mean.mean().tolist() for name, mean in means.items()}
+    spread = {name: list(zip(mean.min(), mean.max())) for name, mean in means.items()}
+    apart = {name: [ratios[name].min(), ratios[name].max()] for name in ratios}
     return [
-        Judgement(
-            "fig11-means",
-            {name: mean.mean().tolist() for name, mean in means.items()},
-            "replayed",
-            {name: list(zip(mean.min(), mean.max())) for name, mean in means.items()},
-            note,
-        ),
-        Judgement(
-            "fig11-ratios",
-            ratios.mean().to_dict(),
-            "replayed",
-            {name: [ratios[name].min(), ratios[name].max()] for name in ratios},
-            note,
-        ),
+        Judgement("fig11-means", means_of, "replayed", spread, note),
+        Judgement("fig11-ratios", ratios.mean().to_dict(), "replayed", apart, note),
     ]
 
 
-def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
+def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     from repro.report import plotting
 
     with plotting.house():
         return {"fig11_workloads": _draw_histograms(rows), "fig11_dependence": _draw_dependence(rows)}
+
+
+def _bins_of(rows: Rows, workload: str, length: str) -> pd.DataFrame:
+    return rows["bins"][(rows["bins"]["workload"] == workload) & (rows["bins"]["length"] == length)]
 
 
 def _spread(rows: pd.DataFrame, by: str, value: str) -> pd.DataFrame:
@@ -185,24 +161,23 @@ def _spread(rows: pd.DataFrame, by: str, value: str) -> pd.DataFrame:
     return rows.groupby(by, sort=False)[value].agg(["mean", "min", "max"])
 
 
-def _sources(rows: pd.DataFrame) -> str:
-    cards = rows[rows["part"] == "card"].drop_duplicates("workload")
+def _sources(rows: Rows) -> str:
     own = ", the paper's own pairs"
     return "; ".join(
-        f"{TITLE[card.workload]}: {card.source}{own if card.equals_paper_trace else ''}" for card in cards.itertuples()
+        f"{TITLE[card.workload]}: {card.source}{own if card.equals_paper_trace else ''}"
+        for card in rows["cards"].drop_duplicates("workload").itertuples()
     )
 
 
-def _draw_histograms(rows: pd.DataFrame) -> Figure:
+def _draw_histograms(rows: Rows) -> Figure:
     from repro.report import plotting
 
     panels = [(workload, length) for workload in WORKLOADS for length in LENGTHS]
     titles = [f"{TITLE[workload]}, {LENGTHS[length][0]}" for workload, length in panels]
     figure, axes = plotting.panels(titles, columns=2, width=4.2)
-    cards = rows[rows["part"] == "card"]
+    cards = rows["cards"]
     for axis, (workload, length) in zip(axes, panels):
-        bins = rows[(rows["part"] == "bin") & (rows["workload"] == workload) & (rows["length"] == length)]
-        _draw_bins(axis, _spread(bins, "bin", "density"), workload, length)
+        _draw_bins(axis, _spread(_bins_of(rows, workload, length), "bin", "density"), workload, length)
         means = cards[cards["workload"] == workload][f"mean_{length}_tokens"]
         span = f" ({means.min():.2f} to {means.max():.2f})" if len(means) > 1 else ""
         printed = fig11_data()[workload][length]["mean_tokens"]
@@ -214,12 +189,8 @@ def _draw_histograms(rows: pd.DataFrame) -> Figure:
     ]
     handles.append(plotting.Line2D([], [], color="black", linewidth=0.9, label="the paper's histogram"))
     figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=9)
-    plotting.footer(
-        figure,
-        rows,
-        note="Outline: the paper's, drawn up to the length that "
-        f"{100 * _DRAWN:g} % of its requests stay below. {_sources(rows)}",
-    )
+    note = f"Outline: the paper's, drawn up to the length that {100 * _DRAWN:g} % of its requests stay below"
+    plotting.footer(figure, rows["cards"], note=f"{note}. {_sources(rows)}")
     return figure
 
 
@@ -235,22 +206,20 @@ def _draw_bins(axis: Axes, ours: pd.DataFrame, workload: str, length: str) -> No
     axis.set_xlim(0, edges[1:][np.cumsum(paper) * np.diff(edges) > _DRAWN][0])
 
 
-def _draw_dependence(rows: pd.DataFrame) -> Figure:
+def _draw_dependence(rows: Rows) -> Figure:
     from repro.report import plotting
 
-    titles = [
-        f"{TITLE[workload]}, {what}" for workload in WORKLOADS for what in ("shares up to a length", "output by prompt")
-    ]
+    shown = ("shares up to a length", "output by prompt")
+    titles = [f"{TITLE[workload]}, {what}" for workload in WORKLOADS for what in shown]
     figure, axes = plotting.panels(titles, columns=2, width=4.2)
     for (shares, means), workload in zip(zip(axes[::2], axes[1::2]), WORKLOADS):
-        ours = rows[rows["workload"] == workload]
+        cards, ranges = (rows[name][rows[name]["workload"] == workload] for name in ("cards", "prompt_ranges"))
         for length, (_, color) in LENGTHS.items():
-            bins = ours[(ours["part"] == "bin") & (ours["length"] == length)]
-            _draw_shares(shares, bins, workload, length, color)
-            quantiles = ours[ours["part"] == "card"][[f"{length}_p{100 * level:g}" for level in QUANTILES]]
+            _draw_shares(shares, _bins_of(rows, workload, length), workload, length, color)
+            quantiles = cards[[f"{length}_p{100 * level:g}" for level in QUANTILES]]
             shares.plot(quantiles.mean(), 100 * np.array(QUANTILES), ".", color=color, markersize=6)
         shares.set(xscale="log", ylim=(0, 102), xlabel="length (tokens)", ylabel="requests up to it (%)")
-        _draw_output_by_prompt(means, ours, workload)
+        _draw_output_by_prompt(means, ranges[ranges["requests"] > 0], cards["rank_correlation"].dropna(), workload)
     handles = [plotting.Line2D([], [], color=color, linewidth=1.6, label=name) for name, color in LENGTHS.values()]
     handles += [
         plotting.Line2D([], [], color=_GREY, linestyle="", marker=marker, markerfacecolor=face, label=name)
@@ -261,7 +230,7 @@ def _draw_dependence(rows: pd.DataFrame) -> Figure:
         "Hollow: left the paper's histogram, right measured on the authors' pairs (means unknown for Alpaca; those for "
         "ShareGPT, and both histograms, are inputs of the embedded distributions, Spearman's correlation is not)"
     )
-    plotting.footer(figure, rows, note=f"{note}. {_sources(rows)}")
+    plotting.footer(figure, rows["cards"], note=f"{note}. {_sources(rows)}")
     return figure
 
 
@@ -277,8 +246,7 @@ def _draw_shares(axis: Axes, bins: pd.DataFrame, workload: str, length: str, col
     axis.plot(ends[apart], 100 * paper[apart], "o", color=color, markerfacecolor="none", markersize=5.5)
 
 
-def _draw_output_by_prompt(axis: Axes, rows: pd.DataFrame, workload: str) -> None:
-    ranges = rows[(rows["part"] == "prompt range") & (rows["requests"] > 0)]
+def _draw_output_by_prompt(axis: Axes, ranges: pd.DataFrame, correlations: pd.Series, workload: str) -> None:
     ours, color = _spread(ranges, "prompt_range", "mean_output_tokens"), LENGTHS["output"][1]
     places = np.arange(len(ours))
     axis.bar(places, ours["mean"], 0.6, color=color, alpha=0.45)
@@ -293,13 +261,9 @@ def _draw_output_by_prompt(axis: Axes, rows: pd.DataFrame, workload: str) -> Non
     axis.grid(axis="x", visible=False)
     axis.set(xlabel="prompt length (tokens)", ylabel="mean output (tokens)")
     axis.set_ylim(0, 1.4 * ours["max"].max())
-    correlations = rows[rows["part"] == "card"]["rank_correlation"].dropna()
     if len(correlations):
-        _write_in_corner(
-            axis,
-            f"Spearman's correlation {correlations.mean():+.3f}\n"
-            f"the authors' pairs {fig11_data()[workload]['spearman']:+.3g}",
-        )
+        authors = f"the authors' pairs {fig11_data()[workload]['spearman']:+.3g}"
+        _write_in_corner(axis, f"Spearman's correlation {correlations.mean():+.3f}\n{authors}")
 
 
 def _last_of(prompt_range: str) -> int:

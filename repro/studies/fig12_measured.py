@@ -3,120 +3,90 @@ meanwhile.
 
 Same scheduler, memory managers, kernels and model code for all; OPT-13B with the 12 GB pool of Table 1, whatever the
 card, so that the ratios between systems can be laid beside the paper's (Fig. 12's rates at 0.5 s/token). Absolute
-numbers belong to the card. Rows come from `python -m repro.bench.serving`: this machine's own, or those recorded with
-the project; nothing is measured here.
+numbers belong to the card.
 
 The scheduler then replays each run on the same trace, with every step as long as the measured mean: memory and batch
-must come out the same (Fig. 2 and 13 of the same runs), since both follow from decisions and not from speed."""
+must come out the same (Fig. 2 and 13 of the same runs), since both follow from decisions and not from speed.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from repro.bench import kept
-from repro.bench.kept import Params
 from repro.engine.config import DEPLOYMENTS
 from repro.engine.systems import SYSTEMS
 from repro.harness.experiment import Point
+from repro.harness.tables import ABOUT
 from repro.report import paper
 from repro.report.claims import Judgement
 from repro.simulate.load import Load, predict
 from repro.simulate.metrics import PIECES
 from repro.simulate.step_times import StepTimes
+from repro.studies import measured as shared
+from repro.studies.common import deployment_of
+from repro.studies.measured import INTERVAL, WORKLOADS, Measured
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WORKLOADS = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}
-MARKS = {"overloaded": "↑"}
+    from repro.harness.tables import Rows
+
+TABLES = {
+    "saturated": ("workload", "system", "n"),
+    "latency": ("workload", "system", "multiple"),
+    "generate": ("workload",),
+    "replayed": ("workload", "system"),
+}
 KINDS = ("saturated", "latency", "generate")
-METRICS = (
-    "tokens_per_s",
-    "tokens_per_s_low",
-    "tokens_per_s_high",
-    "finished_rate",
-    "mean_batch",
-    "latency_s_per_token",
-    "preemptions",
-    *PIECES,
-)
+METRICS = (*INTERVAL, "finished_rate", "mean_batch", "latency_s_per_token", "preemptions", *PIECES)
+COLUMNS = ("system", "workload", "n", "rate", "multiple", "mark", *METRICS, "model", "kv_slots", *ABOUT)
+MARKS = {"overloaded": "↑"}
+
+Params = Measured
 
 
 def points(params: Params) -> list[Point]:
     given = kept.runs(params.gpu, *KINDS)
     replays = [
-        Point(replayed, given | {"key": row["key"]}, weight=10.0)
-        for row in kept.read(**given)
-        if row["kind"] == "saturated" and row["n"] in (None, 1)
+        Point(replayed, given | {"key": row["key"]}, "replayed", weight=10.0)
+        for row in shared.runs(**given, kinds=("saturated",))
+        if row["n"] in (None, 1)
     ]
     return [Point(measured, given), *replays]
 
 
-def measured(path: Path, evidence: str) -> list[dict[str, Any]]:
-    """The rows of the file that this study draws, with the columns it needs."""
-    return [
-        {
-            "part": row["kind"],
-            "system": row["system"],
-            "workload": row["workload"],
-            "n": row.get("n") or 1,
-            "rate": row.get("rate"),
-            "multiple": row.get("multiple"),
-            "mark": row.get("mark"),
-            **{name: row.get(name) for name in METRICS},
-            "model": row["model"],
-            "kv_slots": row["kv_slots"],
-            "evidence": evidence,
-            "device": row["device"],
-            "seed": row.get("seed"),
-            "trace_hash": row["trace_hash"],
-        }
-        for row in kept.read(path, evidence)
-        if row["kind"] in KINDS
-    ]
+def measured(path: Path, evidence: str) -> dict[str, list[dict[str, Any]]]:
+    """The runs of each kind, with the columns that this study draws."""
+    tables: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
+    for row in shared.runs(path, evidence, KINDS):
+        tables[row["kind"]].append(shared.columns(row, COLUMNS) | {"n": row.get("n") or 1})
+    return tables
 
 
 def replayed(path: Path, evidence: str, key: str) -> dict[str, Any]:
     """A saturated run again, with every step as long as the measured mean."""
-    row = next(row for row in kept.read(path, evidence) if row["key"] == key)
+    row = shared.run_of(path, evidence, key)
     step_s = (row["stop_s"] - row["warm_s"]) / row["iterations"]
     steps = StepTimes("replay", False, (1,), (step_s,), 0.0, (0,), (1,), ((step_s,),), step_s)
-    deployment = replace(DEPLOYMENTS["opt-13b"], kv_slots=row["kv_slots"])
-    found = predict(Load.of(row), deployment, steps)
-    return {
-        "part": "replayed",
-        **{name: found[name] for name in ("system", "workload", "n", "rate", "mark", *METRICS)},
-        "multiple": None,
-        "model": row["model"],
-        "kv_slots": row["kv_slots"],
-        "evidence": "replayed",
-        "device": None,
-        "seed": found["seed"],
-        "trace_hash": found["trace_hash"],
-    }
+    found = predict(Load.of(row), deployment_of("opt-13b", row["kv_slots"]), steps)
+    found |= {"model": row["model"], "kv_slots": row["kv_slots"], "evidence": "replayed", "device": None}
+    return shared.columns(found, COLUMNS)
 
 
-def multiple_of(rows: pd.DataFrame, name: str) -> tuple[float, float] | None:
-    """How many times a system's throughput vLLM delivers, and by how much that may be off if the intervals of both runs
-    are independent; None if one of the two is not there."""
-    means = rows.groupby("system")[["tokens_per_s", "tokens_per_s_high"]].mean().reindex(["vllm", name])
-    if means.isna().any(axis=None):
-        return None
-    rates, off = means["tokens_per_s"], means["tokens_per_s_high"] / means["tokens_per_s"] - 1
-    ratio = rates["vllm"] / rates[name]
-    return float(ratio), float(ratio * np.hypot(*off))
+def basic(rows: Rows, workload: str) -> pd.DataFrame:
+    """The saturated runs of a workload with one sequence a request."""
+    found = rows["saturated"]
+    return found[(found["workload"] == workload) & (found["n"] == 1)]
 
 
-def ratios(rows: pd.DataFrame, workload: str) -> dict[str, tuple[float, float]]:
+def ratios(rows: Rows, workload: str) -> dict[str, tuple[float, float]]:
     """system -> how many times its saturated throughput vLLM delivers, plus or minus."""
-    chosen = rows[(rows["part"] == "saturated") & (rows["workload"] == workload) & (rows["n"] == 1)]
-    return {name: found for name in SYSTEMS if name != "vllm" and (found := multiple_of(chosen, name))}
+    chosen = basic(rows, workload)
+    return {name: found for name in SYSTEMS if name != "vllm" and (found := shared.multiple_of(chosen, name))}
 
 
 def paper_ratios(workload: str) -> dict[str, float]:
@@ -125,166 +95,103 @@ def paper_ratios(workload: str) -> dict[str, float]:
     return {name: rates["vllm"] / rate for name, rate in rates.items() if name != "vllm"}
 
 
-def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
+def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     from repro.report import plotting
 
-    clocked = rows[(rows["part"] == "saturated") & (rows["n"] == 1)]
+    clocked = rows["saturated"][rows["saturated"]["n"] == 1]
     with plotting.house():
         throughput, axes = plotting.panels(list(WORKLOADS.values()), width=5.0, height=3.4)
         for axis, workload in zip(axes, WORKLOADS):
-            _draw_throughput(axis, rows, workload, plotting)
+            _draw_throughput(axis, rows, workload)
         axes[0].set_ylabel("useful output tokens/s")
-        setting = "{model}, {kv_slots:,.0f} slots".format_map(rows.iloc[0])
+        setting = "{model}, {kv_slots:,.0f} slots".format_map(rows["saturated"].iloc[0])
         plotting.footer(throughput, clocked, note=f"{setting}; vLLM's multiple under each name: here (the paper)")
-        figures = {"fig12_measured": throughput, "fig12_measured_memory": _draw_memory(rows, plotting)}
-        if (rows["part"] == "latency").any():
-            figures["fig12_measured_latency"] = _draw_latency(rows, plotting)
+        figures = {"fig12_measured": throughput, "fig12_measured_memory": _draw_memory(rows, clocked)}
+        if len(rows["latency"]):
+            figures["fig12_measured_latency"] = _draw_latency(rows)
     return figures
 
 
-def _draw_throughput(axis: Axes, rows: pd.DataFrame, workload: str, plotting: Any) -> None:
-    chosen = rows[(rows["part"] == "saturated") & (rows["workload"] == workload) & (rows["n"] == 1)]
+def _draw_throughput(axis: Axes, rows: Rows, workload: str) -> None:
+    from repro.report import plotting
+
+    chosen, names = basic(rows, workload), []
     looks, ours, theirs = plotting.styles(SYSTEMS), ratios(rows, workload), paper_ratios(workload)
-    names = []
     for place, name in enumerate(SYSTEMS):
         found = chosen[chosen["system"] == name]
         first, _, second = plotting.label(name).partition(" (")
         here = "×{:.2f}\n± {:.2f}".format(*ours[name]) if name in ours else ""
-        names.append(
-            f"{first}\n{'(' + second if second else ''}\n{here}\n{f'(×{theirs[name]:.2f})' if name in theirs else ''}"
-        )
+        there = f"(×{theirs[name]:.2f})" if name in theirs else ""
+        names.append(f"{first}\n{'(' + second if second else ''}\n{here}\n{there}")
         if found.empty:
-            axis.text(place, 0, "not\nmeasured", ha="center", va="bottom", fontsize=8, color="#888888")
+            axis.text(place, 0, "not\nmeasured", ha="center", va="bottom", fontsize=8, color=shared.GREY)
             continue
-        mean = found["tokens_per_s"].mean()
-        axis.bar(place, mean, 0.62, color=looks[name].color, edgecolor="black", linewidth=0.8)
-        axis.errorbar(
-            place,
-            mean,
-            [[mean - found["tokens_per_s_low"].mean()], [found["tokens_per_s_high"].mean() - mean]],
-            color="black",
-            linewidth=1,
-            capsize=3,
-        )
+        mean = shared.throughput_bar(axis, found, place, 0.62, color=looks[name].color)
         marks = sorted(set(found["mark"].dropna()) - {"steady"})
-        axis.annotate(
-            "\n".join([*marks, f"{mean:,.0f}"]),
-            (place, found["tokens_per_s_high"].max()),
-            (0, 3),
-            textcoords="offset points",
-            ha="center",
-            fontsize=8.5,
-        )
+        text = "\n".join([*marks, f"{mean:,.0f}"])
+        shared.above(axis, text, place, found["tokens_per_s_high"].max(), 3, fontsize=8.5)
     axis.set_xticks(range(len(names)), names, fontsize=8.5)
     axis.yaxis.set_major_formatter("{x:,.0f}")
     axis.grid(axis="x", visible=False)
 
 
-def _draw_memory(rows: pd.DataFrame, plotting: Any) -> Figure:
-    figure, axes = plotting.panels(
-        [f"{label}: the K/V pool" for label in WORKLOADS.values()]
-        + [f"{label}: batched requests" for label in WORKLOADS.values()],
-        columns=2,
-        width=5.0,
-        height=3.0,
-    )
-    both = rows[rows["part"].isin(["saturated", "replayed"]) & (rows["n"] == 1)]
+def _draw_memory(rows: Rows, clocked: pd.DataFrame) -> Figure:
+    from repro.report import plotting
+
+    titles = [f"{label}: {what}" for what in ("the K/V pool", "batched requests") for label in WORKLOADS.values()]
+    figure, axes = plotting.panels(titles, columns=2, width=5.0, height=3.0)
     for index, workload in enumerate(WORKLOADS):
-        chosen = both[both["workload"] == workload]
-        real, replay = (chosen[chosen["part"] == part] for part in ("saturated", "replayed"))
-        shares = real.assign(**{piece: 100 * real[piece] for piece in PIECES})
-        theirs = {row["system"]: {piece: 100 * row[piece] for piece in PIECES} for _, row in replay.iterrows()}
-        plotting.memory_bars(axes[index], shares, beside=theirs)
+        real, replay = (found[found["workload"] == workload] for found in (clocked, rows["replayed"]))
+        shares, again = (found.assign(**{piece: 100 * found[piece] for piece in PIECES}) for found in (real, replay))
+        plotting.memory_bars(axes[index], shares, beside=again.set_index("system")[list(PIECES)].to_dict("index"))
         axes[index].set_ylabel("% of the K/V pool")
         plotting.bars(axes[index + 2], real, "mean_batch", paper=dict(zip(replay["system"], replay["mean_batch"])))
         axes[index + 2].set_ylabel("mean batch")
     plotting.memory_legend(figure)
-    plotting.footer(figure, both, note="Hollow: the replay")
+    plotting.footer(figure, shared.together(clocked, rows["replayed"]), note="Hollow: the replay")
     return figure
 
 
-def _draw_latency(rows: pd.DataFrame, plotting: Any) -> Figure:
+def _draw_latency(rows: Rows) -> Figure:
+    from repro.report import plotting
+
     figure, axes = plotting.panels(list(WORKLOADS.values()), width=5.0, height=3.2)
-    latency = rows[rows["part"] == "latency"]
+    latency = rows["latency"]
     for axis, workload in zip(axes, WORKLOADS):
-        chosen = latency[latency["workload"] == workload]
-        saturated = rows[
-            (rows["part"] == "saturated")
-            & (rows["workload"] == workload)
-            & (rows["system"] == "vllm")
-            & (rows["n"] == 1)
-        ]
-        if chosen.empty or saturated.empty:
-            axis.text(0.5, 0.5, "not measured", ha="center", transform=axis.transAxes, color="#888888")
+        chosen, saturated = latency[latency["workload"] == workload], basic(rows, workload)
+        sustained = saturated.loc[saturated["system"] == "vllm", "finished_rate"].mean()
+        if chosen.empty or sustained != sustained:
+            shared.not_measured(axis)
             continue
-        sustained = saturated["finished_rate"].mean()
         panel = f"opt-13b/{workload}"
         drawn, edge = paper.figure("fig12")[panel], paper.crossings("fig12", 0.5)[panel]["vllm"]
+        curves = {name: paper.points("fig12", panel, name) for name in SYSTEMS if name in drawn}
+        theirs = {name: [(rate / edge, value) for rate, value in curve] for name, curve in curves.items()}
         chosen = chosen.assign(relative=chosen["rate"] / sustained)
         for _, row in chosen[chosen["mark"] != "steady"].dropna(subset=["latency_s_per_token"]).iterrows():
-            axis.annotate(
-                MARKS.get(row["mark"], "?"),
-                (row["relative"], row["latency_s_per_token"]),
-                (0, 4),
-                textcoords="offset points",
-                fontsize=10,
-                ha="center",
-            )
-        plotting.curves(
-            axis,
-            chosen,
-            "relative",
-            "latency_s_per_token",
-            paper={
-                name: [(rate / edge, value) for rate, value in paper.points("fig12", panel, name)]
-                for name in SYSTEMS
-                if name in drawn
-            },
-        )
-        axis.set(
-            xlabel="request rate / what vLLM sustains",
-            ylabel="normalized latency (s/token)",
-            yscale="log",
-            xlim=(0, 1.3),
-        )
+            mark = MARKS.get(row["mark"], "?")
+            shared.above(axis, mark, row["relative"], row["latency_s_per_token"], 4, fontsize=10)
+        plotting.curves(axis, chosen, "relative", "latency_s_per_token", paper=theirs)
+        axis.set(xlabel="request rate / what vLLM sustains", ylabel="normalized latency (s/token)")
+        axis.set(yscale="log", xlim=(0, 1.3))
     plotting.legend(figure, latency, with_paper=True)
-    plotting.footer(
-        figure, latency, with_paper=True, note="↑ overloaded, a lower bound; ? too short, or the host was the limit"
-    )
+    note = "↑ overloaded, a lower bound; ? too short, or the host was the limit"
+    plotting.footer(figure, latency, with_paper=True, note=note)
     return figure
 
 
-def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
-    papers = DEPLOYMENTS["opt-13b"]
-    if {*rows["model"]} != {papers.model.name} or {*rows["kv_slots"]} != {papers.kv_slots}:
+def judge(rows: Rows, params: Params) -> list[Judgement]:
+    papers, saturated = DEPLOYMENTS["opt-13b"], rows["saturated"]
+    if {*saturated["model"]} != {papers.model.name} or {*saturated["kv_slots"]} != {papers.kv_slots}:
         return []  # another model or pool says nothing about the claims
-    saturated = rows[(rows["part"] == "saturated") & (rows["workload"] == "sharegpt")]
-    rates = saturated.groupby(["system", "n"])["tokens_per_s"].mean()
-    generate = rows[rows["part"] == "generate"]
-    evidence, device = rows.iloc[0]["evidence"], rows.iloc[0]["device"]
+    rates = saturated[saturated["workload"] == "sharegpt"].groupby(["system", "n"])["tokens_per_s"].mean()
+    evidence, device = saturated.iloc[0]["evidence"], saturated.iloc[0]["device"]
     found = []
-    if len(generate) and ("vllm", 1) in rates:
-        found.append(
-            Judgement(
-                "hf-24x",
-                rates["vllm", 1] / generate["tokens_per_s"].mean(),
-                evidence,
-                note=f"OPT-13B on {device}, ShareGPT: vLLM saturated with 12 GB of K/V, over transformers' generate "
-                "with "
-                "static batches of as many requests as fit the pool at their maximum length.",
-            )
-        )
-    several = sorted(n for system, n in rates.index if n > 1 and system == "vllm")
-    if several and ("orca-max", several[0]) in rates:
-        n = several[0]
-        found.append(
-            Judgement(
-                "tgi-3.5x",
-                rates["vllm", n] / rates["orca-max", n],
-                evidence,
-                note=f"OPT-13B on {device}, ShareGPT, {n} completions a request: vLLM over Orca (Max), which stands "
-                "in for "
-                "Text Generation Inference.",
-            )
-        )
+    if len(rows["generate"]) and ("vllm", 1) in rates:
+        ours = rates["vllm", 1] / rows["generate"]["tokens_per_s"].mean()
+        found.append(Judgement("hf-24x", ours, evidence, facts={"device": device}))
+    n = min((n for system, n in rates.index if n > 1 and system == "vllm"), default=0)
+    if ("orca-max", n) in rates:
+        ours = rates["vllm", n] / rates["orca-max", n]
+        found.append(Judgement("tgi-3.5x", ours, evidence, facts={"device": device, "n": n}))
     return found

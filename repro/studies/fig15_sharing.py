@@ -8,14 +8,14 @@ share what they have in common, which depends on the beams that a model keeps: t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import model_validator
 
-from repro.engine.errors import UserError
-from repro.engine.executor import ParentChoices
 from repro.engine.loop import Engine, Observer
 from repro.engine.scheduler import SchedulerOutput
 from repro.engine.sequence import SamplingParams
@@ -25,16 +25,22 @@ from repro.harness.parameters import Parameters
 from repro.report.claims import Judgement
 from repro.simulate.beams import KINDS, Turnover, recording
 from repro.simulate.metrics import UsageSamples
-from repro.simulate.serve import serve
-from repro.studies.common import check_positive, check_seeds, check_some, costs_of_samples, deployment_of, trace_of
-from repro.workloads import WORKLOADS, Trace
+from repro.studies import sweep
+from repro.studies.common import WORKLOAD_LABEL, Positive, Seeds, Some, Workloads, deployment_of, trace_of
+from repro.workloads import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-METHODS = ("parallel", "beam")
+    from repro.harness.tables import Rows
+
+TABLES = {"saving": ("method", "workload", "width", "seed", "dependence", "turnover")}
+#: ways to have several sequences a request -> label
+METHODS = {"parallel": "Parallel sampling", "beam": "Beam search"}
+Methods = Annotated[tuple[Literal["parallel", "beam"], ...], Some]
+Widths = Annotated[tuple[int, ...], Some]
 #: Fig. 15 prints its bars' values; §6.3 states 2 and 6 for ShareGPT.
 PAPER = {
     ("parallel", "alpaca"): {2: 6.09, 4: 8.53, 6: 9.79},
@@ -46,48 +52,34 @@ AS_DRAWN, INDEPENDENT = "as drawn", "independent"
 
 
 class Params(Parameters):
-    """Rates in req/s: Alpaca's as the authors ran it; ShareGPT's is not stated, 2 req/s is that of Fig. 13. Beams run
-    for `beam_seconds`. `turnovers` are shares of beams replaced at a step, made up to show the sensitivity. `beams` is
-    a recording's file (default: the package's own); `lengths` a CSV file of pairs in place of ShareGPT's."""
-
-    methods: tuple[str, ...]
-    workloads: tuple[str, ...]
-    widths: tuple[int, ...]
-    rate_alpaca: float
-    rate_sharegpt: float
-    duration_s: float
-    beam_seconds: float
+    methods: Methods
+    workloads: Workloads
+    widths: Widths
+    rate_alpaca: Positive
+    rate_sharegpt: Positive
+    duration_s: Positive
+    beam_seconds: Positive
     turnovers: tuple[float, ...]
-    seeds: tuple[int, ...]
+    seeds: Seeds
     beams: str | None
     lengths: str | None
+    free: ClassVar = ("seeds", "lengths", "methods")
 
     @model_validator(mode="after")
-    def _possible(self) -> Params:
-        check_methods(self.methods)
-        check_some("workloads", self.workloads)
-        for workload in self.workloads:
-            if workload not in WORKLOADS:
-                raise UserError(f"unknown workload {workload!r}; known: {', '.join(WORKLOADS)}")
-        check_some("widths", self.widths)
-        for width in self.widths:
-            SamplingParams(n=width, use_beam_search="beam" in self.methods)
-        for name in ("rate_alpaca", "rate_sharegpt", "duration_s", "beam_seconds"):
-            check_positive(name, getattr(self, name))
-        check_seeds(self.seeds)
+    def _recorded(self) -> Params:
+        check_samples(self.methods, self.workloads, self.widths, self.beams)
         for share in self.turnovers:
             Turnover(share)
-        if "beam" in self.methods:
-            for workload in self.workloads:
-                for width in self.widths:
-                    recording(KINDS[workload], self.beams).parents(0, width, 0)
         return self
 
 
-def check_methods(methods: tuple[str, ...]) -> None:
-    check_some("methods", methods)
-    if unknown := set(methods) - set(METHODS):
-        raise UserError(f"unknown method {min(unknown)!r}; known: {', '.join(METHODS)}")
+def check_samples(methods: Iterable[str], workloads: Iterable[str], widths: Iterable[int], beams: str | None) -> None:
+    """UserError for a number of sequences that no request can have, or whose beams the recording does not have."""
+    for method in methods:
+        for width in widths:
+            SamplingParams(n=width, use_beam_search=method == "beam")
+            for workload in workloads if method == "beam" else ():
+                recording(KINDS[workload], beams).parents(0, width, 0)
 
 
 def points(params: Params) -> list[Point]:
@@ -95,27 +87,40 @@ def points(params: Params) -> list[Point]:
     for method in params.methods:
         for workload in params.workloads:
             seconds = params.duration_s if method == "parallel" else min(params.duration_s, params.beam_seconds)
-            shared = {
-                "method": method,
-                "workload": workload,
-                "duration_s": seconds,
-                "lengths": params.lengths,
-                "rate": params.rate_alpaca if workload == "alpaca" else params.rate_sharegpt,
-                "beams": params.beams,
-            }
+            rate = params.rate_alpaca if workload == "alpaca" else params.rate_sharegpt
             variants = [(seed, AS_DRAWN, None) for seed in params.seeds] + [(params.seeds[0], INDEPENDENT, None)]
             if method == "beam":
                 variants += [(params.seeds[0], AS_DRAWN, share) for share in params.turnovers]
-            result += [
-                Point(
-                    saving,
-                    shared | {"width": width, "seed": seed, "dependence": dependence, "turnover": turnover},
-                    weight=seconds * width * (1 if method == "parallel" else 5),
-                )
+            setups = [
+                setup(method, workload, width, seconds, *variant, params.lengths, params.beams)
                 for width in params.widths
-                for seed, dependence, turnover in variants
+                for variant in variants
             ]
+            result += [Point(saving, {"setup": each, "rate": rate}, "saving", weight=each.work) for each in setups]
     return result
+
+
+def setup(
+    method: str,
+    workload: str,
+    width: int,
+    duration_s: float,
+    seed: int,
+    dependence: str = AS_DRAWN,
+    turnover: float | None = None,
+    lengths: str | None = None,
+    beams: str | None = None,
+) -> sweep.Setup:
+    """vLLM with `width` sequences a request; with a `turnover`, made-up beams take the place of recorded ones."""
+    chosen = sweep.Setup(
+        {"method": method, "workload": workload, "width": width, "dependence": dependence, "turnover": turnover},
+        system("vllm"),
+        trace=partial(trace_of if dependence == AS_DRAWN else independent_trace, workload, lengths=lengths),
+        duration_s=duration_s,
+        seed=seed,
+        **sweep.of_samples(workload, method, width, beams),
+    )
+    return chosen if turnover is None else replace(chosen, beams=partial(Turnover, turnover))
 
 
 class PromptShare(Observer):
@@ -131,205 +136,114 @@ class PromptShare(Observer):
             return
         stored = list(engine.scheduler.stored_lengths(output.iteration + output.num_iterations - 1))
         if stored:
-            self.shares.append(
-                sum(group.request.prompt_tokens for group, _ in stored) / sum(tokens for _, tokens in stored)
-            )
+            prompts = sum(group.request.prompt_tokens for group, _ in stored)
+            self.shares.append(prompts / sum(tokens for _, tokens in stored))
         self.next_s = np.inf if now + 1 >= self.stop_s else np.floor(now) + 1
 
 
-def without_dependence(trace: Trace, max_model_len: int) -> Trace:
+def independent_trace(workload: str, rate: float, duration_s: float, seed: int, lengths: str | None) -> Trace:
     """The trace with its outputs dealt out anew, so that a prompt's length says nothing about its output's.
 
     Where a long prompt meets a long output, the output is cut to what the model takes.
     """
-    outputs = np.random.default_rng(0).permutation(trace.output_tokens)
-    return replace(trace, output_tokens=np.minimum(outputs, max_model_len - trace.prompt_tokens))
-
-
-def saving(
-    method: str,
-    workload: str,
-    duration_s: float,
-    lengths: str | None,
-    rate: float,
-    beams: str | None,
-    width: int,
-    seed: int,
-    dependence: str,
-    turnover: float | None,
-) -> dict[str, Any]:
-    """Blocks saved by sharing (%), and the prompts' share of the stored tokens (%)."""
-    deployment = deployment_of("opt-13b")
     trace = trace_of(workload, rate, duration_s, seed, lengths)
-    if dependence == INDEPENDENT:
-        trace = without_dependence(trace, deployment.model.max_model_len)
-    choices: ParentChoices | None = None
-    if method == "beam":
-        choices = recording(KINDS[workload], beams) if turnover is None else Turnover(turnover)
-    usage, prompts = UsageSamples(0.0, duration_s), PromptShare(duration_s)
-    costs = costs_of_samples(workload, beam_search=method == "beam")
-    serve(
-        system("vllm"),
-        deployment,
-        trace,
-        costs,
-        sampling=SamplingParams(n=width, use_beam_search=method == "beam"),
-        observers=(usage, prompts),
-        beams=choices,
-    )
+    outputs = np.random.default_rng(0).permutation(trace.output_tokens)
+    longest = deployment_of("opt-13b").model.max_model_len
+    return replace(trace, output_tokens=np.minimum(outputs, longest - trace.prompt_tokens))
+
+
+def saving(setup: sweep.Setup, rate: float) -> dict[str, Any]:
+    """Blocks saved by sharing (%), and the prompts' share of the stored tokens (%)."""
+    trace = setup.trace_at(rate)
+    usage, prompts = UsageSamples(0.0, setup.duration_s), PromptShare(setup.duration_s)
+    setup.serve(trace, (usage, prompts))
     return {
-        "method": method,
-        "workload": workload,
-        "width": width,
+        **setup.row(trace, "replayed"),
         "rate": rate,
-        "seed": seed,
-        "dependence": dependence,
-        "turnover": turnover,
-        "system": "vllm",
-        "evidence": "replayed",
-        "device": costs.name,
-        "trace_hash": trace.hash,
         "equals_paper_trace": trace.card.equals_paper_trace,
         "saving": 100 * usage.saving,
         "prompt_share": 100 * float(np.mean(prompts.shares)),
     }
 
 
-def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
+def recorded(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows whose lengths are as drawn and whose beams are not made up."""
+    return rows[(rows["dependence"] == AS_DRAWN) & rows["turnover"].isna()]
+
+
+def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     from repro.report import plotting
 
+    found = rows["saving"]
     shown = [(method, workload) for method in params.methods for workload in params.workloads]
-    titles = [
-        f"{'Parallel sampling' if method == 'parallel' else 'Beam search'}, {_name(workload)}"
-        for method, workload in shown
-    ]
+    titles = [f"{METHODS[method]}, {WORKLOAD_LABEL[workload]}" for method, workload in shown]
     with plotting.house():
         figure, axes = plotting.panels(titles, columns=len(params.workloads), width=4.2)
         for axis, (method, workload) in zip(axes, shown):
-            _draw_panel(
-                axis, rows[(rows["method"] == method) & (rows["workload"] == workload)], PAPER[method, workload], method
-            )
-        main = rows[(rows["dependence"] == AS_DRAWN) & rows["turnover"].isna()]
+            _draw_panel(axis, found[(found["method"] == method) & (found["workload"] == workload)], method, workload)
         dots = ". Dots: made-up shares of beams replaced at each step" if "beam" in params.methods else ""
-        plotting.footer(figure, main, with_paper=True, note=f"Cross: prompt and output lengths independent{dots}")
+        note = f"Cross: prompt and output lengths independent{dots}"
+        plotting.footer(figure, recorded(found), with_paper=True, note=note)
     return {"fig15_sharing": figure}
 
 
-def _name(workload: str) -> str:
-    return {"alpaca": "Alpaca", "sharegpt": "ShareGPT"}[workload]
-
-
-def _draw_panel(axis: Axes, rows: pd.DataFrame, printed: dict[int, float], method: str) -> None:
+def _draw_panel(axis: Axes, rows: pd.DataFrame, method: str, workload: str) -> None:
     from repro.report import plotting
 
-    color, widths = plotting.STYLE["vllm"].color, list(dict.fromkeys(rows["width"]))
-    # One bar a width; `bars` names its bars by system, so the ticks are set anew.
-    main = rows[(rows["dependence"] == AS_DRAWN) & rows["turnover"].isna()]
+    color, widths, printed = plotting.STYLE["vllm"].color, list(dict.fromkeys(rows["width"])), PAPER[method, workload]
+    above = {"xytext": (0, 3), "textcoords": "offset points", "ha": "center", "fontsize": 8}
+    # One bar a width; `plotting.bars` has one a system.
     for place, width in enumerate(widths):
-        values = main[main["width"] == width]["saving"]
+        here = rows[rows["width"] == width]
+        values, left, right = recorded(here)["saving"], place - 0.2, place + 0.2
         mean = values.mean()
-        axis.bar(place - 0.2, mean, 0.38, color=color, alpha=0.75)
-        axis.errorbar(
-            place - 0.2, mean, [[mean - values.min()], [values.max() - mean]], color="black", linewidth=1, capsize=2.5
-        )
-        axis.annotate(
-            f"{mean:.1f}", (place - 0.2, values.max()), (0, 3), textcoords="offset points", ha="center", fontsize=8
-        )
+        axis.bar(left, mean, 0.38, color=color, alpha=0.75)
+        ends = [[mean - values.min()], [values.max() - mean]]
+        axis.errorbar(left, mean, ends, color="black", linewidth=1, capsize=2.5)
+        axis.annotate(f"{mean:.1f}", (left, values.max()), **above)
         if width in printed:
-            axis.bar(place + 0.2, printed[width], 0.38, facecolor="none", edgecolor=color, linewidth=1.3)
-            axis.annotate(
-                f"{printed[width]:g}",
-                (place + 0.2, printed[width]),
-                (0, 3),
-                textcoords="offset points",
-                ha="center",
-                fontsize=8,
-                color="#555555",
-            )
-        other = rows[(rows["width"] == width) & (rows["dependence"] == INDEPENDENT)]["saving"]
+            axis.bar(right, printed[width], 0.38, facecolor="none", edgecolor=color, linewidth=1.3)
+            axis.annotate(f"{printed[width]:g}", (right, printed[width]), color="#555555", **above)
+        other, made_up = here[here["dependence"] == INDEPENDENT]["saving"], here[here["turnover"].notna()]
         axis.plot([place - 0.06] * len(other), other, "x", color="black", markersize=5)
-        made_up = rows[(rows["width"] == width) & rows["turnover"].notna()]
         axis.plot([place - 0.34] * len(made_up), made_up["saving"], ".", color="black", markersize=4)
+        beside = {"xytext": (-3, 0), "textcoords": "offset points", "ha": "right", "va": "center", "fontsize": 6.5}
         for share, value in zip(made_up["turnover"], made_up["saving"]):
-            axis.annotate(
-                f"{share:g}",
-                (place - 0.34, value),
-                (-3, 0),
-                textcoords="offset points",
-                fontsize=6.5,
-                ha="right",
-                va="center",
-            )
+            axis.annotate(f"{share:g}", (place - 0.34, value), **beside)
     axis.set_xticks(range(len(widths)), list(map(str, widths)))
     axis.grid(axis="x", visible=False)
-    axis.set(
-        xlabel="samples a request" if method == "parallel" else "beam width", ylabel="blocks saved (%)", ylim=(0, None)
-    )
+    counted = {"parallel": "samples a request", "beam": "beam width"}
+    axis.set(xlabel=counted[method], ylabel="blocks saved (%)", ylim=(0, None))
 
 
-def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
-    if params.beams is not None or params != replace(
-        Params(), seeds=params.seeds, lengths=params.lengths, methods=params.methods
-    ):
-        return []  # other parameters than the paper's say nothing about its claims
-    main = rows[(rows["dependence"] == AS_DRAWN) & rows["turnover"].isna()]
-
-    def found(
-        method: str, workload: str, widths: tuple[int, ...]
-    ) -> tuple[dict[int, float], dict[int, list[float]], str]:
-        here = main[(main["method"] == method) & (main["workload"] == workload)].groupby("width")["saving"]
-        other = rows[(rows["method"] == method) & (rows["workload"] == workload) & (rows["dependence"] == INDEPENDENT)]
-        apart = {width: round(value, 1) for width, value in zip(other["width"], other["saving"])}
-        note = f"With prompt and output lengths independent: {apart}."
-        if method == "beam":
-            beams = recording(KINDS[workload])
-            replaced = {width: round(beams.replaced_share(width), 2) for width in widths}
-            of = f"{beams.manifest['model']}, {KINDS[workload]} prompts"
-            note += f" Beams of {of}; share of beams replaced at a step: {replaced}."
-        return (
-            {width: here.mean()[width] for width in widths},
-            {width: [here.min()[width], here.max()[width]] for width in widths},
-            note,
-        )
-
+def judge(rows: Rows, params: Params) -> list[Judgement]:
     judgements = []
-    for method, alpaca, sharegpt in (
-        ("parallel", "fig15-parallel-alpaca", "sharing-parallel-sharegpt"),
-        ("beam", "fig15-beam-alpaca", "sharing-beam-sharegpt"),
-    ):
-        if method not in params.methods:
-            continue
-        ours, spread, note = found(method, "alpaca", params.widths)
-        judgements.append(Judgement(alpaca, ours, "replayed", spread, note))
-        ends, spread, note = found(method, "sharegpt", (2, 6))
-        judgements.append(
-            Judgement(
-                sharegpt,
-                list(ends.values()),
-                "replayed",
-                list(spread.values()),
-                f"At {params.rate_sharegpt:g} req/s; the paper does not state the rate. {note}",
+    for method in params.methods:
+        of_method = rows["saving"][rows["saving"]["method"] == method]
+        for workload, widths in (("alpaca", params.widths), ("sharegpt", (2, 6))):
+            here = of_method[of_method["workload"] == workload]
+            ours, ends = (
+                {width: values[width] for width in widths}
+                for values in sweep.spread(recorded(here), "width", of="saving")
             )
-        )
+            other, beams = here[here["dependence"] == INDEPENDENT], recording(KINDS[workload])
+            facts = {
+                "apart": {width: round(value, 1) for width, value in zip(other["width"], other["saving"])},
+                "rate": params.rate_sharegpt,
+                "beams": f"{beams.manifest['model']}, {KINDS[workload]} prompts",
+                "replaced": {width: round(beams.replaced_share(width), 2) for width in widths},
+            }
+            claim = f"fig15-{method}-alpaca"
+            if workload == "sharegpt":
+                claim, ours, ends = f"sharing-{method}-sharegpt", list(ours.values()), list(ends.values())
+            judgements.append(Judgement(claim, ours, "replayed", ends, facts=facts))
+        alpaca = recorded(of_method[of_method["workload"] == "alpaca"])
         if method == "beam":
-            judgements.append(
-                Judgement(
-                    "beam-sharing-up-to-55", max(ours.values()), "replayed", note="Recorded beams of a small model."
-                )
-            )
+            most = alpaca.groupby("width")["saving"].mean().max()
+            judgements.append(Judgement("beam-sharing-up-to-55", most, "replayed"))
         else:
-            alpaca_rows = main[(main["method"] == method) & (main["workload"] == "alpaca")]
             # n sequences that share s blocks save (n - 1) s.
-            blocks = alpaca_rows["saving"] * alpaca_rows["width"] / (alpaca_rows["width"] - 1)
-            judgements.append(
-                Judgement(
-                    "prompt-share-of-kv",
-                    blocks.mean(),
-                    "replayed",
-                    [blocks.min(), blocks.max()],
-                    "Full blocks of prompts, as a share of all blocks, Alpaca. Of the tokens "
-                    f"{alpaca_rows['prompt_share'].mean():.0f} % are prompts': the last block of a prompt, partly "
-                    "filled, is copied when the samples part.",
-                )
-            )
+            blocks = alpaca["saving"] * alpaca["width"] / (alpaca["width"] - 1)
+            ends, facts = [blocks.min(), blocks.max()], {"tokens": alpaca["prompt_share"].mean()}
+            judgements.append(Judgement("prompt-share-of-kv", blocks.mean(), "replayed", ends, facts=facts))
     return judgements

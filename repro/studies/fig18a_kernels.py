@@ -6,17 +6,14 @@ programs again), and ours over permuted blocks beside ours over blocks in order.
 its blocks up either way, so it tells the cost of scattered memory alone. The same kernels over more shapes show the
 fraction of the copy bandwidth, and what the block size changes.
 
-The study knows no kernel: it reads experiments/recorded, whose rows `python -m repro.bench.kernels` makes.
+The study knows no kernel: it reads experiments/recorded, whose rows `python -m repro bench kernels` makes.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, Any, Literal
 
 from repro.bench import kept
 from repro.engine.errors import UserError
@@ -24,17 +21,22 @@ from repro.harness.experiment import Point
 from repro.harness.parameters import Parameters
 from repro.report import paper
 from repro.report.claims import Judgement
+from repro.studies.common import about
 from repro.studies.fig18b_block_size import REFERENCE
+from repro.studies.measured import GREY, Gpu, kernel_rows, powers_of_two
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BENCHMARKS = ("fig18a", "decode", "block_sizes")
+    from repro.harness.tables import Rows
+
+_SHAPE = ("heads", "dtype", "batch", "context", "block_size", "kernel", "launch")
+#: a table for each of the recorded benchmarks, by its name there
+TABLES = {"fig18a": _SHAPE, "decode": _SHAPE, "block_sizes": _SHAPE}
 BATCHES, CONTEXTS = (8, 32), (64, 128, 256)  # Fig. 18a's
 HEADS = {"40 x 128": "OPT-13B: 40 heads of 128", "32/8 x 128": "LLaMA-3.1-8B: 32 query, 8 KV heads of 128"}
-DTYPES = ("float16", "bfloat16")
 PERMUTED, IN_ORDER = "ours, permuted blocks", "ours, blocks in order"
 FLASH, CUDNN = "SDPA flash", "SDPA cuDNN"
 OURS = {"permuted": PERMUTED, "in order": IN_ORDER}
@@ -45,17 +47,8 @@ HOLLOW = {"linestyle": (0, (1, 1.6)), "linewidth": 1.0, "markersize": 7, "marker
 
 
 class Params(Parameters):
-    """`gpu` as for repro.bench.kept: "auto" or a folder of experiments/recorded; `dtype` that of the many shapes (all
-    else is float16)."""
-
-    gpu: str
-    dtype: str
-
-    @model_validator(mode="after")
-    def _possible(self) -> Params:
-        if self.dtype not in DTYPES:
-            raise UserError(f"dtype = {self.dtype!r} is not recorded; known: {', '.join(DTYPES)}")
-        return self
+    gpu: Gpu
+    dtype: Literal["float16", "bfloat16"]
 
 
 def points(params: Params) -> list[Point]:
@@ -66,41 +59,33 @@ def points(params: Params) -> list[Point]:
         if not file.is_file():
             raise UserError(
                 f"gpu = {params.gpu!r}: {file} is missing; restore it, name a GPU that is recorded, or measure on one: "
-                f"python -m repro.bench.kernels --out {path.parent}"
+                f"python -m repro bench kernels --out {path.parent}"
             )
     return [Point(recorded, {"path": path, "manifest": manifest, "evidence": evidence})]
 
 
-def recorded(path: Path, manifest: Path, evidence: str) -> list[dict[str, Any]]:
+def recorded(path: Path, manifest: Path, evidence: str) -> dict[str, list[dict[str, Any]]]:
     """Every recorded time (us) of a decode kernel, with its fraction of the copy bandwidth of that run."""
-    about = json.loads(manifest.read_text(encoding="utf-8"))
-    with open(path, newline="", encoding="utf-8") as file:
-        # A kernel that did not take a shape has a remark in place of a time.
-        chosen = [row for row in csv.DictReader(file) if row["benchmark"] in BENCHMARKS and row["us"]]
-    return [
-        {
-            "part": row["benchmark"],
+    device = json.loads(manifest.read_text(encoding="utf-8"))["device"]
+    tables: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
+    for row in kernel_rows(path, evidence, *TABLES):
+        if not row["us"]:
+            continue  # a kernel that did not take a shape has a remark in place of a time
+        measured = {
             "kernel": OURS[row["blocks"]] if row["contender"] == "ours" else row["contender"],
-            "heads": row["heads"],
-            "dtype": row["dtype"],
-            "batch": int(float(row["batch"])),
-            "context": row["context"],
-            "block_size": int(float(row["block_size"])) if row["block_size"] else None,
-            "launch": row["launch"],
+            "batch": row["batch"],
+            "block_size": row["block_size"],
             "microseconds": float(row["us"]),
             "fraction_of_copy": float(row["fraction_of_copy"]),
-            "evidence": evidence,
-            "device": about["device"],
-            "seed": None,
-            "trace_hash": None,
         }
-        for row in chosen
-    ]
+        named = {name: row[name] for name in ("heads", "dtype", "context", "launch")}
+        tables[row["benchmark"]].append(measured | named | about(evidence, device))
+    return tables
 
 
 def paper_scale(rows: pd.DataFrame) -> pd.DataFrame:
     """us by (batch, context) and kernel at Fig. 18a's shapes, launched by a graph: the kernel alone."""
-    chosen = rows[(rows["part"] == "fig18a") & (rows["launch"] == "graph")].astype({"context": int})
+    chosen = rows[rows["launch"] == "graph"].astype({"context": int})
     return chosen.pivot(index=["batch", "context"], columns="kernel", values="microseconds")
 
 
@@ -120,16 +105,16 @@ def overhead(times: pd.DataFrame, over: str) -> pd.Series:
     return 100 * (times[PERMUTED] / times[over] - 1)
 
 
-def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
+def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     from repro.report import plotting
 
-    shapes = rows[(rows["part"] == "decode") & (rows["dtype"] == params.dtype)]
+    shapes = rows["decode"][rows["decode"]["dtype"] == params.dtype]
     with plotting.house():
         return {
-            "fig18a_kernels": _kernels(rows[rows["part"] == "fig18a"]),
+            "fig18a_kernels": _kernels(rows["fig18a"]),
             "fig18a_bandwidth": _bandwidth(shapes[shapes["kernel"] != IN_ORDER]),
             "fig18a_paging": _paging(shapes[shapes["kernel"].isin((PERMUTED, IN_ORDER))]),
-            "fig18a_block_sizes": _block_sizes(rows[rows["part"] == "block_sizes"]),
+            "fig18a_block_sizes": _block_sizes(rows["block_sizes"]),
         }
 
 
@@ -141,68 +126,40 @@ def _kernels(rows: pd.DataFrame) -> Figure:
     times = paper_scale(rows)
     for axis, batch in zip(axes, BATCHES):
         for system, text in (("vllm", "paged, A100"), ("faster-transformer", "FasterTransformer, A100")):
-            style = plotting.STYLE[system]
-            axis.plot(
-                *zip(*paper_times(system, batch).items()),
-                color=style.color,
-                marker=style.marker,
-                label=f"the paper: {text}",
-                **HOLLOW,
-            )
+            look = dict(color=plotting.STYLE[system].color, marker=plotting.STYLE[system].marker)
+            axis.plot(*zip(*paper_times(system, batch).items()), label=f"the paper: {text}", **look, **HOLLOW)
         for kernel, (color, marker) in LOOKS.items():
             # Blocks in order lie under permuted ones, nearly at the same place: wider, so that both are seen.
-            wide = {"linewidth": 4.5, "markersize": 10, "zorder": 1.5} if kernel == IN_ORDER else {}
-            axis.plot(
-                CONTEXTS,
-                times.loc[batch, kernel].loc[list(CONTEXTS)],
-                color=color,
-                marker=marker,
-                label=kernel,
-                **CLOCKED | wide,
-            )
+            look = CLOCKED | ({"linewidth": 4.5, "markersize": 10, "zorder": 1.5} if kernel == IN_ORDER else {})
+            ours = times.loc[batch, kernel].loc[list(CONTEXTS)]
+            axis.plot(CONTEXTS, ours, color=color, marker=marker, label=kernel, **look)
         axis.set(yscale="log", ylim=(5, 300), ylabel="us")
         axis.set_yticks((5, 10, 20, 50, 100, 200), ("5", "10", "20", "50", "100", "200"))
         axis.minorticks_off()
     _overheads(axes[-1], times)
     for axis in axes:
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(CONTEXTS, list(map(str, CONTEXTS)))
-        axis.set(xlim=(56, 295), xlabel="context (tokens)")
+        powers_of_two(axis, CONTEXTS, "context (tokens)")
+        axis.set_xlim(56, 295)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=9, handlelength=2.6)
-    plotting.footer(
-        figure,
-        rows,
-        with_paper=True,
-        note=(
-            "Levels differ by GPU and program; the right panel's pairs are of one run each. Blocks in order are "
-            "contiguous, but still looked up"
-        ),
+    note = (
+        "Levels differ by GPU and program; the right panel's pairs are of one run each. Blocks in order are "
+        "contiguous, but still looked up"
     )
+    plotting.footer(figure, rows, with_paper=True, note=note)
     return figure
 
 
 def _overheads(axis: Axes, times: pd.DataFrame) -> None:
     """Three pairs of kernels, each at both batches."""
-    axis.axhline(0, color="#888888", linewidth=0.8)
+    axis.axhline(0, color=GREY, linewidth=0.8)
     for batch, marker in zip(BATCHES, "os"):
-        axis.plot(
-            *zip(*paper_overhead(batch).items()),
-            color="#B04C8E",
-            marker=marker,
-            label=f"the paper over FasterTransformer, batch {batch}",
-            **HOLLOW,
-        )
+        label = f"the paper over FasterTransformer, batch {batch}"
+        axis.plot(*zip(*paper_overhead(batch).items()), color="#B04C8E", marker=marker, label=label, **HOLLOW)
     for over, text in ((IN_ORDER, "ours over blocks in order"), (CUDNN, "ours over SDPA cuDNN")):
         for batch, marker in zip(BATCHES, "os"):
-            axis.plot(
-                CONTEXTS,
-                overhead(times, over)[batch].loc[list(CONTEXTS)],
-                color=LOOKS[over][0],
-                marker=marker,
-                label=f"{text}, batch {batch}",
-                **CLOCKED,
-            )
+            look = dict(color=LOOKS[over][0], marker=marker, label=f"{text}, batch {batch}")
+            axis.plot(CONTEXTS, overhead(times, over)[batch].loc[list(CONTEXTS)], **look, **CLOCKED)
     axis.set(ylabel="% more time", ylim=(-50, 95))
     axis.legend(fontsize=7.5, loc="upper right", frameon=True, framealpha=1.0, edgecolor="none")
 
@@ -230,16 +187,8 @@ def _name_shapes(axis: Axes, places: dict[tuple[int, str], float]) -> None:
     axis.set_xticks(list(places.values()), [context for _, context in places], fontsize=7.5, rotation=45)
     for batch in dict.fromkeys(batch for batch, _ in places):
         own = [place for (other, _), place in places.items() if other == batch]
-        axis.text(
-            sum(own) / len(own),
-            1.0,
-            f"batch {batch}",
-            transform=axis.get_xaxis_transform(),
-            ha="center",
-            va="top",
-            fontsize=8.5,
-            color="#555555",
-        )
+        at = dict(transform=axis.get_xaxis_transform(), ha="center", va="top")
+        axis.text(sum(own) / len(own), 1.0, f"batch {batch}", fontsize=8.5, color="#555555", **at)
     axis.set_xlabel("context (tokens)")
 
 
@@ -255,19 +204,16 @@ def _bandwidth(rows: pd.DataFrame) -> Figure:
     from repro.report import plotting
 
     figure, axes = plotting.panels(list(HEADS.values()), columns=1, width=9.0, height=3.0)
-    places = _places(rows)
-    kernels = [kernel for kernel in LOOKS if kernel in set(rows["kernel"])]
+    places, looks = _places(rows), {kernel: look for kernel, look in LOOKS.items() if kernel in set(rows["kernel"])}
     for axis, heads in zip(axes, HEADS):
-        axis.axhline(1, color="#888888", linewidth=0.8)
-        for kernel in reversed(kernels):  # ours on top
+        axis.axhline(1, color=GREY, linewidth=0.8)
+        for kernel in reversed(looks):  # ours on top
             own = rows[(rows["heads"] == heads) & (rows["kernel"] == kernel)]
             _over_shapes(axis, own, "fraction_of_copy", kernel, places)
         _name_shapes(axis, places)
         axis.set(ylabel="fraction of copy bandwidth", ylim=(0, 1.25))
     handles = [
-        Line2D([], [], color=color, marker=marker, label=kernel, **CLOCKED)
-        for kernel, (color, marker) in LOOKS.items()
-        if kernel in kernels
+        Line2D([], [], color=color, marker=marker, label=kernel, **CLOCKED) for kernel, (color, marker) in looks.items()
     ]
     figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=9)
     _foot(figure, rows, "Ragged: contexts of 1 to 2048 tokens, not given to SDPA")
@@ -276,8 +222,7 @@ def _bandwidth(rows: pd.DataFrame) -> Figure:
 
 def paging_cost(rows: pd.DataFrame) -> pd.DataFrame:
     """By heads, batch and context: both times (us), and the `percent` that permuted blocks take longer."""
-    shape = ["heads", "batch", "context"]
-    times = rows.pivot(index=shape, columns="kernel", values="microseconds")
+    times = rows.pivot(index=["heads", "batch", "context"], columns="kernel", values="microseconds")
     return times.assign(percent=overhead(times, IN_ORDER)).reset_index()
 
 
@@ -287,19 +232,18 @@ def _paging(rows: pd.DataFrame) -> Figure:
     figure, axes = plotting.panels(list(HEADS.values()), columns=1, width=9.0, height=2.7, sharey=True)
     places, costs = _places(rows), paging_cost(rows)
     for axis, heads in zip(axes, HEADS):
-        axis.axhline(0, color="#888888", linewidth=0.8)
+        axis.axhline(0, color=GREY, linewidth=0.8)
         _over_shapes(axis, costs[costs["heads"] == heads], "percent", PERMUTED, places)
         _name_shapes(axis, places)
         axis.set_ylabel("% more time")
     low, high = axes[0].get_ylim()
     axes[0].set_ylim(low, high + 0.12 * (high - low))
     least = costs.loc[costs["percent"].idxmin()]
-    _foot(
-        figure,
-        rows,
-        f"The lowest, {least['batch']} x {least['context']}, is {least[PERMUTED]:.1f} us against "
-        f"{least[IN_ORDER]:.1f} us",
+    shape, times = (
+        f"{least['batch']} x {least['context']}",
+        f"{least[PERMUTED]:.1f} us against {least[IN_ORDER]:.1f} us",
     )
+    _foot(figure, rows, f"The lowest, {shape}, is {times}")
     return figure
 
 
@@ -307,50 +251,27 @@ def _block_sizes(rows: pd.DataFrame) -> Figure:
     from repro.report import plotting
 
     figure, axes = plotting.panels(list(HEADS.values()), width=4.6, height=3.1, sharey=True)
-    sizes = sorted(set(rows["block_size"].astype(int)))
     for axis, heads in zip(axes, HEADS):
-        axis.axhline(1, color="#888888", linewidth=0.8)
+        axis.axhline(1, color=GREY, linewidth=0.8)
         own = rows[rows["heads"] == heads].groupby(["batch", "context"], sort=False)
         looks = zip(("#0072B2", "#E69F00", "#009E73", "#B04C8E"), "osD^")
         for ((batch, context), group), (color, marker) in zip(own, looks):
             times = group.set_index("block_size")["microseconds"].sort_index()
-            axis.plot(
-                times.index,
-                times / times[REFERENCE],
-                color=color,
-                marker=marker,
-                label=f"{batch} x {context}, {times[REFERENCE]:.0f} us",
-                **CLOCKED,
-            )
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(sizes, list(map(str, sizes)))
-        axis.set_xlabel("block size (tokens)")
+            look = dict(color=color, marker=marker, label=f"{batch} x {context}, {times[REFERENCE]:.0f} us")
+            axis.plot(times.index, times / times[REFERENCE], **look, **CLOCKED)
+        powers_of_two(axis, sorted(set(rows["block_size"].astype(int))))
         axis.legend(fontsize=8, title=f"batch x context, time at {REFERENCE}", title_fontsize=8)
     axes[0].set_ylabel(f"time over blocks of {REFERENCE}")
     plotting.footer(figure, rows, note="float16. The axis does not begin at 0")
     return figure
 
 
-def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
-    if params != Params():
-        return []  # another record than the committed one is not what the ledger is about
-    times = paper_scale(rows)
-    cost, fastest = overhead(times, IN_ORDER), times[[FLASH, CUDNN]].min(axis=1)
-    less = 100 * (1 - times[PERMUTED] / fastest)
-    theirs = ", ".join(
-        f"{min(found):.0f} to {max(found):.0f} % at batch {batch}"
-        for batch in BATCHES
-        for found in [paper_overhead(batch).values()]
-    )
-    return [
-        Judgement(
-            "fig18a-kernel-overhead",
-            [cost.min(), cost.max()],
-            rows["evidence"].iloc[0],
-            note=f"Another GPU ({rows['device'].iloc[0]}) and other kernels than the paper's. Least and most "
-            "over its six shapes: ours over permuted blocks against the same kernel over blocks in order, "
-            "which looks them up as well. The paper compares with another program, FasterTransformer's; its "
-            f"own points give {theirs}. Against the faster of torch's two kernels on contiguous K and V, ours "
-            f"takes {less.min():.0f} to {less.max():.0f} % less time.",
-        )
-    ]
+def judge(rows: Rows, params: Params) -> list[Judgement]:
+    times = paper_scale(rows["fig18a"])
+    cost = overhead(times, IN_ORDER)
+    less = 100 * (1 - times[PERMUTED] / times[[FLASH, CUDNN]].min(axis=1))
+    theirs = {batch: paper_overhead(batch).values() for batch in BATCHES}
+    said = ", ".join(f"{min(found):.0f} to {max(found):.0f} % at batch {batch}" for batch, found in theirs.items())
+    first = rows["fig18a"].iloc[0]
+    facts = {"device": first["device"], "theirs": said, "least": less.min(), "most": less.max()}
+    return [Judgement("fig18a-kernel-overhead", [cost.min(), cost.max()], first["evidence"], facts=facts)]

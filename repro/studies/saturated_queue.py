@@ -28,42 +28,32 @@ Everything is counted in steps of the real scheduler and managers; no time occur
 
 from __future__ import annotations
 
-import csv
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
+from pydantic import Field, model_validator
 
 from repro.bench import kept
 from repro.engine.errors import UserError
 from repro.harness.experiment import Point
+from repro.harness.parameters import Parameters
 from repro.report.claims import Judgement
-from repro.studies.common import check_positive, check_seeds
-from repro.studies.saturated import Load, Setup, head, requests, steps
+from repro.studies.common import Count, Seeds, about
+from repro.studies.measured import GpuOrNone, above, kernel_rows
+from repro.studies.saturated import SETUPS, Load, head_of_queue, replay
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLORS = {"contiguous": "#D55E00", "oracle": "#009E73", "paged": "#0072B2"}
-SLOT_KIB = 144  # K and V of one token: 36 layers, 8 KV heads of 128, 2 bytes
-SAMPLE_EVERY = 10  # steps between two looks at where the slots are
+    from repro.harness.tables import Rows
 
-SETUPS: dict[str, Setup] = {
-    "contiguous (2048)": Setup("contiguous"),
-    "contiguous (16384)": Setup("contiguous", declared=16384),
-    "contiguous (256)": Setup("contiguous", declared=256),
-    "oracle": Setup("oracle"),
-    "oracle (equal outputs)": Setup("oracle", spread=0),
-    "paged": Setup("paged"),
-    "paged (16384)": Setup("paged", declared=16384),
-    "paged (equal outputs)": Setup("paged", spread=0),
-    "paged (block 256)": Setup("paged", block_size=256),
-    "paged (shared)": Setup("paged", prefix=True),
-    "paged (256, shared)": Setup("paged", block_size=256, prefix=True),
-}
+TABLES = {"replay": ("setup", "seed"), "head": ("seed", "step"), "kernel": ("device",)}
+COLORS = {"contiguous": "#D55E00", "oracle": "#009E73", "paged": "#0072B2"}
+LENGTHS = "Prompts uniform from 1,000 to 7,000, outputs from 1 to 511"
+
 #: tokens a step and % of the slots that hold a token, as the explainer prints them
 PRINTED = {
     "contiguous (2048)": 43.7,
@@ -86,21 +76,22 @@ PRINTED_STATES = {
 }
 
 
-@dataclass(frozen=True)
-class Params(Load):
-    """`gpu` is "auto" or a folder of experiments/recorded (see repro.bench.kept), whose kernel times say what paging
-    costs there; without it that is left out."""
+class Params(Parameters):
+    kv_slots: Count
+    max_num_seqs: Count
+    max_model_len: Count
+    shortest_prompt: Count
+    longest_prompt: Count
+    mean_output: Count
+    system_prompt: Count
+    warmup_steps: Annotated[int, Field(ge=0)]
+    steps: Count
+    seeds: Seeds
+    gpu: GpuOrNone
 
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    gpu: str = kept.AUTO
-
-    def __post_init__(self) -> None:
-        for name in ("kv_slots", "max_num_seqs", "mean_output", "steps"):
-            check_positive(name, getattr(self, name))
-        check_seeds(self.seeds)
-        if self.warmup_steps < 0:
-            raise UserError(f"warmup_steps = {self.warmup_steps} must not be negative")
-        if not 1 <= self.system_prompt <= self.shortest_prompt <= self.longest_prompt:
+    @model_validator(mode="after")
+    def _fits(self) -> Params:
+        if not self.system_prompt <= self.shortest_prompt <= self.longest_prompt:
             raise UserError(
                 f"shortest_prompt = {self.shortest_prompt} must be from system_prompt = {self.system_prompt}, with "
                 f"which every prompt begins, up to longest_prompt = {self.longest_prompt}"
@@ -116,144 +107,52 @@ class Params(Load):
                 f"kv_slots = {self.kv_slots} is too small for chunks of {self.max_model_len} slots, rounded up; use at "
                 f"least {2 * self.max_model_len}"
             )
+        return self
 
     @property
     def load(self) -> Load:
-        return Load(**{field.name: getattr(self, field.name) for field in fields(Load)})
+        return Load(**self.pick(*(field.name for field in fields(Load))))
 
 
 def points(params: Params) -> list[Point]:
-    given = kept.given(params.gpu, kept.KERNELS)
-    return [
-        *(
-            Point(replay, {"name": name, "setup": setup, "load": params.load, "seed": seed}, weight=params.load.steps)
-            for name, setup in SETUPS.items()
-            for seed in params.seeds
-        ),
-        Point(head_of_queue, {"load": params.load, "seed": params.seeds[0]}, weight=params.load.steps),
-        *([Point(kernel, given)] if given else []),
+    given, load = kept.given(params.gpu, kept.KERNELS), params.load
+    replays = [
+        Point(replay, {"name": name, "setup": setup, "load": load, "seed": seed}, "replay", weight=load.steps)
+        for name, setup in SETUPS.items()
+        for seed in params.seeds
     ]
-
-
-def replay(name: str, setup: Setup, load: Load, seed: int) -> dict[str, Any]:
-    """One setup: tokens a step, where the slots are (% of the pool), what preemption cost, how often fragmentation
-    blocks the queue.
-
-    `empty_slots_most` is the largest number of slots without a token at the end of one sequence; `empty_mib` what all
-    of them held."""
-    queue, trace_hash = requests(setup, load, seed)
-    tokens = preemptions = discarded = blocked = most = 0
-    parts: dict[str, list[float]] = {part: [] for part in ("token_states", "reserved", "internal", "rounding", "free")}
-    for scheduler, output in steps(setup, load, queue):
-        tokens += scheduler.num_seqs
-        preemptions += len(output.preempted)
-        discarded += sum(victim.num_generated(0) for victim in output.preempted)
-        stored = list(scheduler.stored_lengths(output.iteration))
-        if setup.memory == "paged":
-            size = setup.block_size
-            most = max(
-                most, *(len(scheduler.manager.block_table(group.seqs[0])) * size - length for group, length in stored)
-            )
-        elif scheduler.num_seqs < load.max_num_seqs:
-            needed, free, largest = head(scheduler)
-            blocked += largest < needed <= free
-        if output.iteration % SAMPLE_EVERY == 0:
-            usage = scheduler.manager.usage(stored)
-            for part, values in parts.items():
-                values.append(100 * getattr(usage, part) / load.kv_slots)
-    shares = {part: float(np.mean(values)) for part, values in parts.items()}
-    return {
-        "part": "replay",
-        "setup": name,
-        "memory": setup.memory,
-        "block_size": setup.block_size,
-        "seed": seed,
-        "evidence": "replayed",
-        "device": None,
-        "trace_hash": trace_hash,
-        "tokens_per_step": tokens / load.steps,
-        "delivered_tokens": tokens,
-        "preemptions": preemptions,
-        "discarded_tokens": discarded,
-        "blocked_pct": 100 * blocked / load.steps,
-        "empty_slots_most": most,
-        "empty_mib": (shares["reserved"] + shares["internal"]) / 100 * load.kv_slots * SLOT_KIB / 1024,
-        **shares,
-    }
-
-
-def head_of_queue(load: Load, seed: int) -> list[dict[str, Any]]:
-    """The oracle's next request, its free slots and their largest piece at each of the first 300 counted steps."""
-    queue, trace_hash = requests(SETUPS["oracle"], load, seed)
-    rows = []
-    for scheduler, output in steps(SETUPS["oracle"], replace(load, steps=min(load.steps, 300)), queue):
-        needed, free, largest = head(scheduler)
-        rows.append(
-            {
-                "part": "head",
-                "setup": "oracle",
-                "seed": seed,
-                "evidence": "replayed",
-                "device": None,
-                "trace_hash": trace_hash,
-                "step": output.iteration,
-                "needed": needed,
-                "free_slots": free,
-                "largest_run": largest,
-            }
-        )
-    return rows
+    queue = Point(head_of_queue, {"load": load, "seed": params.seeds[0]}, "head", weight=load.steps)
+    return [*replays, queue, *([Point(kernel, given, "kernel")] if given else [])]
 
 
 def kernel(path: Path, evidence: str) -> dict[str, Any]:
     """The speed that our attention kernel keeps over permuted blocks, the least over Fig. 18a's shapes: 1 would cost
     nothing."""
     times: dict[tuple[str, str], dict[str, float]] = {}
-    with open(path, newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if row["benchmark"] == "fig18a" and row["contender"] == "ours" and row["launch"] == "graph":
-                times.setdefault((row["batch"], row["context"]), {})[row["blocks"]] = float(row["us"])
-                device = row["device"]
-    return {
-        "part": "kernel",
-        "setup": None,
-        "seed": None,
-        "evidence": evidence,
-        "device": device,
-        "trace_hash": None,
-        "speed": min(time["in order"] / time["permuted"] for time in times.values()),
-    }
+    for row in kernel_rows(path, evidence, "fig18a"):
+        if row["contender"] == "ours" and row["launch"] == "graph":
+            times.setdefault((row["batch"], row["context"]), {})[row["blocks"]] = float(row["us"])
+            device = row["device"]
+    return {**about(evidence, device), "speed": min(time["in order"] / time["permuted"] for time in times.values())}
 
 
-def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
+def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     from repro.report import plotting
 
-    replays = rows[rows["part"] == "replay"]
+    replays, printed = rows["replay"], {name: {"token states": share} for name, share in PRINTED_STATES.items()}
     with plotting.house():
-        figure, axes = plotting.panels(
-            ["Where the slots are", "Tokens a step"], columns=1, width=11.0, height=3.3, sharex=True
-        )
-        plotting.memory_bars(
-            axes[0],
-            replays,
-            by="setup",
-            paper={name: {"token states": share} for name, share in PRINTED_STATES.items()},
-        )
+        titles = ["Where the slots are", "Tokens a step"]
+        figure, axes = plotting.panels(titles, columns=1, width=11.0, height=3.3, sharex=True)
+        plotting.memory_bars(axes[0], replays, by="setup", paper=printed)
         axes[0].set_ylabel("% of the slots")
         _throughput(axes[1], replays)
         plotting.memory_legend(figure)
-        plotting.footer(
-            figure,
-            replays,
-            note=(
-                "Hollow: as the explainer prints it. In brackets: declared max_tokens (2048 where none is given), or "
-                "what differs"
-            ),
+        note = (
+            "Hollow: as the explainer prints it. In brackets: declared max_tokens (2048 where none is given), or what "
+            "differs"
         )
-        return {
-            "saturated_queue": figure,
-            "saturated_queue_fragmentation": _fragmentation(rows[rows["part"] == "head"]),
-        }
+        plotting.footer(figure, replays, note=note)
+        return {"saturated_queue": figure, "saturated_queue_fragmentation": _fragmentation(rows["head"])}
 
 
 def _throughput(axis: Axes, rows: pd.DataFrame) -> None:
@@ -261,25 +160,15 @@ def _throughput(axis: Axes, rows: pd.DataFrame) -> None:
     it."""
     for place, (name, group) in enumerate(rows.groupby("setup", sort=False)):
         color, values = COLORS[group["memory"].iloc[0]], group["tokens_per_step"]
-        mean = values.mean()
-        axis.bar(place - 0.21, mean, 0.39, color=color, alpha=0.75)
-        axis.errorbar(
-            place - 0.21, mean, [[mean - values.min()], [values.max() - mean]], color="black", linewidth=1, capsize=2.5
-        )
-        axis.annotate(
-            f"{mean:.1f}", (place - 0.21, values.max()), (0, 2), textcoords="offset points", ha="center", fontsize=8
-        )
+        x, mean = place - 0.21, values.mean()
+        axis.bar(x, mean, 0.39, color=color, alpha=0.75)
+        ends = [[mean - values.min()], [values.max() - mean]]
+        axis.errorbar(x, mean, ends, color="black", linewidth=1, capsize=2.5)
+        above(axis, f"{mean:.1f}", x, values.max(), fontsize=8)
         if name in PRINTED:
-            axis.bar(place + 0.21, PRINTED[name], 0.39, facecolor="none", edgecolor=color, linewidth=1.3)
-            axis.annotate(
-                f"{PRINTED[name]:.1f}",
-                (place + 0.21, PRINTED[name]),
-                (0, 2),
-                textcoords="offset points",
-                ha="center",
-                fontsize=8,
-                color="#555555",
-            )
+            x, value = place + 0.21, PRINTED[name]
+            axis.bar(x, value, 0.39, facecolor="none", edgecolor=color, linewidth=1.3)
+            above(axis, f"{value:.1f}", x, value, fontsize=8, color="#555555")
     axis.set_ylabel("tokens a step")
     axis.grid(axis="x", visible=False)
 
@@ -288,23 +177,16 @@ def _fragmentation(rows: pd.DataFrame) -> Figure:
     from repro.report import plotting
 
     figure, (axis,) = plotting.panels(["Oracle, outputs of 1 to 511 tokens"], width=8.0, height=3.0)
+    step, needed, largest = (rows[name] for name in ("step", "needed", "largest_run"))
     looks = {
         "free_slots": ("#8E9AAF", "free slots"),
         "needed": ("#D55E00", "the next request needs"),
         "largest_run": ("#0072B2", "largest free piece"),
     }
     for column, (color, label) in looks.items():
-        axis.step(rows["step"], rows[column], where="post", color=color, label=label, linewidth=1.4)
-    axis.fill_between(
-        rows["step"],
-        rows["largest_run"],
-        rows["needed"],
-        where=rows["largest_run"] < rows["needed"],
-        step="post",
-        color="#D55E00",
-        alpha=0.12,
-        linewidth=0,
-    )
+        axis.step(step, rows[column], where="post", color=color, label=label, linewidth=1.4)
+    shade = dict(color=looks["needed"][0], alpha=0.12, linewidth=0)
+    axis.fill_between(step, largest, needed, where=largest < needed, step="post", **shade)
     axis.set(xlabel="step", ylabel="slots", yscale="log")
     ticks = (1000, 2000, 5000, 10_000, 20_000, 50_000)
     axis.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
@@ -314,108 +196,62 @@ def _fragmentation(rows: pd.DataFrame) -> Figure:
     return figure
 
 
-def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
-    if params != replace(Params(), seeds=params.seeds):
-        return []  # other assumptions than the documented ones say nothing about the claims
-    by_setup = rows[rows["part"] == "replay"].groupby("setup")
+def judge(rows: Rows, params: Params) -> list[Judgement]:
+    by_setup = rows["replay"].groupby("setup")
     table = by_setup.mean(numeric_only=True)
     least, most = by_setup.min(numeric_only=True), by_setup.max(numeric_only=True)
-    lengths_used = "Prompts uniform from 1,000 to 7,000, outputs from 1 to 511"
-    where = f"{lengths_used}: ours, for all of these claims; {len(params.seeds)} seeds."
+    tokens, recorded, queue = table["tokens_per_step"], rows["kernel"], rows["head"]
+    equal, paged = "paged (equal outputs)", tokens["paged"]
+    stuck = queue[(queue["largest_run"] < queue["needed"]) & (queue["needed"] <= queue["free_slots"])]
+    first = stuck.sort_values("free_slots", kind="stable").head(1).to_dict("records")
+    moment = (
+        "Step {step:.0f}: {needed:,.0f} slots needed, {free_slots:,.0f} free, the largest piece {largest_run:,.0f}."
+    )
+    facts = {
+        "where": f"{LENGTHS}: ours, for all of these claims; {len(params.seeds)} seeds.",
+        "sequences": paged,
+        "stuck": "".join(moment.format(**step) for step in first),
+    }
 
-    def judged(claim_id: str, keys: dict[str, tuple[str, dict[str, str]]], note: str = "", **more: Any) -> Judgement:
+    def said(claim_id: str, ours: Any, interval: Any = None) -> Judgement:
+        return Judgement(claim_id, ours, "replayed", interval, facts=facts)
+
+    def ends(setup: str, column: str) -> list[Any]:
+        return [least.at[setup, column], most.at[setup, column]]
+
+    def single(claim_id: str, setup: str, column: str) -> Judgement:
+        return said(claim_id, table.at[setup, column], ends(setup, column))
+
+    def several(claim_id: str, keys: dict[str, tuple[str, dict[str, str]]], **more: Any) -> Judgement:
         """`keys`: key of the claim -> (setup, {key below it: column}). `more` are values without an interval."""
-        ours = {
-            key: {name: table.at[setup, column] for name, column in columns.items()}
-            for key, (setup, columns) in keys.items()
-        }
-        interval = {
-            key: {name: [least.at[setup, column], most.at[setup, column]] for name, column in columns.items()}
-            for key, (setup, columns) in keys.items()
-        }
-        return Judgement(claim_id, ours | more, "replayed", interval, f"{where} {note}".strip())
-
-    def single(claim_id: str, setup: str, column: str, note: str = "") -> Judgement:
-        interval = [least.at[setup, column], most.at[setup, column]]
-        return Judgement(claim_id, table.at[setup, column], "replayed", interval, f"{where} {note}".strip())
+        ours, interval = {}, {}
+        for key, (setup, columns) in keys.items():
+            ours[key] = {name: table.at[setup, column] for name, column in columns.items()}
+            interval[key] = {name: ends(setup, column) for name, column in columns.items()}
+        return said(claim_id, ours | more, interval | dict.fromkeys(more))
 
     rate = {"tokens_per_step": "tokens_per_step"}
     states = {**rate, "effective_pct": "token_states"}
     full = {"sequences": "tokens_per_step", **states}
     lost = {"preemptions": "preemptions", "discarded_tokens": "discarded_tokens"}
-    held = (
-        "First come, first served, what a sequence holds on average cannot depend on the allocator, yet the printed "
-        "numbers make it 4,240 slots for paging (effective x slots / sequences) and 4,450 to 4,560 for contiguous "
-        "memory; ours are near the first."
-    )
-    recorded = rows.loc[rows["part"] == "kernel", "speed"]
-    moments = rows[rows["part"] == "head"]
-    stuck = moments[(moments["largest_run"] < moments["needed"]) & (moments["needed"] <= moments["free_slots"])]
-    named = (
-        stuck.sort_values("free_slots", kind="stable")[["step", "needed", "free_slots", "largest_run"]]
-        .astype(int)
-        .head(1)
-    )
-    found = [
-        f"Step {step}: {needed:,} slots needed, {free:,} free, the largest piece {largest:,}."
-        for step, needed, free, largest in named.to_numpy().tolist()
-    ]
-    tokens = table["tokens_per_step"]
-    equal, paged = "paged (equal outputs)", tokens["paged"]
+    over = {"contiguous": ("contiguous (16384)", full), "paged": ("paged (16384)", rate)}
+    known = {"oracle": ("oracle (equal outputs)", states), "paged": (equal, rate)}
+    penalty = {"kernel_penalty": recorded["speed"].iloc[0]} if len(recorded) else {}
+    preempted = {"default": ("paged", lost | {"delivered_tokens": "delivered_tokens"}), "spread0": (equal, lost)}
+    more_often = bool(table.at[equal, "preemptions"] > table.at["paged", "preemptions"])
+    sharing = {"block16": tokens["paged (shared)"], "block256": tokens["paged (256, shared)"]}
     small = [name for name, setup in SETUPS.items() if setup.memory == "paged" and setup.block_size == 16]
     return [
-        judged("explainer-default", {"contiguous": ("contiguous (2048)", full), "paged": ("paged", full)}, held),
-        judged(
-            "explainer-overdeclared",
-            {"contiguous": ("contiguous (16384)", full), "paged": ("paged (16384)", rate)},
-            held,
-        ),
-        judged(
-            "explainer-honest-256",
-            {"contiguous": ("contiguous (256)", states)},
-            "Outputs end at the declared 256. How many chunks are of 4,096 and how many of 8,192 slots depends on the "
-            "spread of the prompts, which is not printed.",
-        ),
-        judged(
-            "explainer-no-uncertainty",
-            {"oracle": ("oracle (equal outputs)", states), "paged": (equal, rate)},
-            "The factor is read as the speed that paged attention keeps; ours is recorded: blocks in order over "
-            "permuted ones, the least over Fig. 18a's shapes.",
-            **({"kernel_penalty": recorded.iloc[0]} if len(recorded) else {}),
-        ),
+        several("explainer-default", {"contiguous": ("contiguous (2048)", full), "paged": ("paged", full)}),
+        several("explainer-overdeclared", over),
+        several("explainer-honest-256", {"contiguous": ("contiguous (256)", states)}),
+        several("explainer-no-uncertainty", known, **penalty),
         single("explainer-external-fragmentation", "oracle", "blocked_pct"),
-        judged(
-            "explainer-preemptions",
-            {"default": ("paged", lost | {"delivered_tokens": "delivered_tokens"}), "spread0": (equal, lost)},
-            "A victim keeps its tokens: discarded are the output tokens whose K/V has to be computed again.",
-            **{"uniform lengths preempt more": bool(table.at[equal, "preemptions"] > table.at["paged", "preemptions"])},
-        ),
-        Judgement("explainer-block-size", {"16": paged, "256": tokens["paged (block 256)"]}, "replayed", note=where),
-        Judgement(
-            "explainer-sharing",
-            {
-                "block16": tokens["paged (shared)"],
-                "block256": tokens["paged (256, shared)"],
-                "gain_pct": 100 * (tokens["paged (shared)"] / paged - 1),
-            },
-            "replayed",
-            note=where,
-        ),
-        Judgement(
-            "explainer-gap",
-            {
-                "declared_2048": paged / tokens["contiguous (2048)"],
-                "declared_16384": paged / tokens["contiguous (16384)"],
-            },
-            "replayed",
-            note=where,
-        ),
-        Judgement("explainer-first-block", bool(found), "replayed", note=" ".join(found)),
-        single("last-block-measured", "paged", "empty_mib", f"At {paged:.1f} sequences."),
-        Judgement(
-            "last-block-bound",
-            int(most.loc[small, "empty_slots_most"].max()),
-            "replayed",
-            note="The most of any sequence at any counted step of a saturated queue.",
-        ),
+        several("explainer-preemptions", preempted, **{"uniform lengths preempt more": more_often}),
+        said("explainer-block-size", {"16": paged, "256": tokens["paged (block 256)"]}),
+        said("explainer-sharing", sharing | {"gain_pct": 100 * (sharing["block16"] / paged - 1)}),
+        said("explainer-gap", {f"declared_{n}": paged / tokens[f"contiguous ({n})"] for n in (2048, 16384)}),
+        said("explainer-first-block", bool(first)),
+        single("last-block-measured", "paged", "empty_mib"),
+        said("last-block-bound", int(most.loc[small, "empty_slots_most"].max())),
     ]

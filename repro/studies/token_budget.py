@@ -13,8 +13,7 @@ Three things that V1's tuning guide and an article on its batching say, on the p
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import model_validator
@@ -30,7 +29,7 @@ from repro.report.claims import Judgement
 from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.profiles import cost_model
 from repro.simulate.serve import requests_of
-from repro.studies.common import check_positive, check_seeds, check_some, deployment_of, trace_of
+from repro.studies.common import Count, Positive, Rates, Seeds, Some, about, deployment_of, trace_of
 from repro.workloads.chatbot import chatbot_trace
 
 if TYPE_CHECKING:
@@ -38,65 +37,63 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from repro.harness.tables import Rows
+
+TABLES = {
+    "refusals": ("budget",),
+    "served": ("workload", "load", "budget", "seed"),
+    "quiz": ("order", "budget"),
+    "steps": ("iteration",),
+}
 QUIZ_BLOCKS, BLOCK_SIZE = 10_000, 16
 QUIZ = {"short first": [(256, 100)] * 100 + [(8000, 100)] * 5, "long first": [(8000, 100)] * 5 + [(256, 100)] * 100}
 QUIZ_BUDGETS = (512, 2048, 8192)
 SHOWN = "short first", 512  # the quiz run that is drawn
 COLORS = ("#0072B2", "#E69F00")
-TIMES = ("gap_mean_ms", "gap_999_ms", "first_mean_ms", "first_median_ms")
+#: column -> its name in the figure: between tokens, and to the first token
+GAPS = {"gap_mean_ms": "mean", "gap_999_ms": "99.9 %"}
+FIRST = {"first_mean_ms": "mean", "first_median_ms": "median"}
 
 
 class Params(Parameters):
-    """Rates in req/s, the easy one first; `budgets` in tokens, from the smallest up; `max_num_seqs` sequences run at
-    most."""
-
-    rates_sharegpt: tuple[float, ...]
-    rates_chatbot: tuple[float, ...]
-    budgets: tuple[int, ...]
+    rates_sharegpt: Rates
+    rates_chatbot: Rates
+    budgets: Annotated[tuple[Count, ...], Some]
     max_num_seqs: int
-    duration_s: float
-    seeds: tuple[int, ...]
+    duration_s: Positive
+    seeds: Seeds
     lengths: str | None
 
     @model_validator(mode="after")
-    def _possible(self) -> Params:
-        for name in ("rates_sharegpt", "rates_chatbot", "budgets"):
-            check_some(name, getattr(self, name))
-        for rate in (*self.rates_sharegpt, *self.rates_chatbot, self.duration_s):
-            check_positive("rates_sharegpt, rates_chatbot or duration_s", rate)
-        check_seeds(self.seeds)
+    def _budgets_can_be(self) -> Params:
         if list(self.budgets) != sorted(self.budgets):
             raise UserError(f"budgets = {list(self.budgets)} must go from the smallest to the largest")
         for budget in self.budgets:
-            ChunkedPrefillConfig(max_num_seqs=self.max_num_seqs, max_num_batched_tokens=budget)
+            self.config(budget)
         return self
+
+    def config(self, budget: int) -> ChunkedPrefillConfig:
+        """UserError if the budget is too small for the sequences that may run."""
+        return ChunkedPrefillConfig(max_num_seqs=self.max_num_seqs, max_num_batched_tokens=budget)
 
 
 def points(params: Params) -> list[Point]:
+    shared = params.pick("duration_s", "lengths")
+    loads = {"sharegpt": params.rates_sharegpt, "chatbot": params.rates_chatbot}
     served = [
         Point(
             serve,
-            {
-                "workload": workload,
-                "rate": rate,
-                "load": load,
-                "budget": budget,
-                "max_num_seqs": params.max_num_seqs,
-                "duration_s": params.duration_s,
-                "seed": seed,
-                "lengths": params.lengths,
-            },
+            {"workload": workload, "rate": rate, "load": load, "config": params.config(budget), "seed": seed, **shared},
+            "served",
             weight=rate * params.duration_s,
         )
-        for workload, rates in (("sharegpt", params.rates_sharegpt), ("chatbot", params.rates_chatbot))
+        for workload, rates in loads.items()
         for load, rate in enumerate(rates)
         for budget in params.budgets
         for seed in params.seeds
     ]
-    quiz = [
-        Point(quiz_run, {"order": order, "budget": budget}, weight=100) for order in QUIZ for budget in QUIZ_BUDGETS
-    ]
-    return [Point(refusals, {}), *served, *quiz]
+    quiz = [{"order": order, "budget": budget} for order in QUIZ for budget in QUIZ_BUDGETS]
+    return [Point(refusals, {}, "refusals"), *served, *(Point(quiz_run, run, weight=100) for run in quiz)]
 
 
 class DecodesFirst(Observer):
@@ -106,9 +103,7 @@ class DecodesFirst(Observer):
     """
 
     def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.holds = True
-        self.num_cut = 0
+        self.budget, self.holds, self.num_cut = budget, True, 0
         self._pending: set[SequenceGroup] = set()
         self._left: dict[SequenceGroup, int] = {}  # output tokens still to come
 
@@ -124,8 +119,7 @@ class DecodesFirst(Observer):
         )
         self._pending.update(prefill.group for prefill in output.prefills)
         for group in list(self._pending):
-            tokens = output.num_iterations
-            self._left[group] = self._left.get(group, group.request.output_tokens) - tokens
+            self._left[group] = self._left.get(group, group.request.output_tokens) - output.num_iterations
             if self._left[group] == 0:
                 self._pending.remove(group)
 
@@ -141,11 +135,10 @@ class TokenGaps(Observer):
     def observe(self, engine: Engine, output: ChunkedOutput, start_s: float) -> None:
         now = engine.clock.now
         for group in output.preempted:
-            if group.num_generated(0):
+            if group.generated_before:
                 self._last_s.setdefault(group, start_s)  # it may be driven out again before it has a token
-        returned = [
-            now - self._last_s.pop(prefill.group) for prefill in output.prefills if prefill.group in self._last_s
-        ]
+        back = [prefill.group for prefill in output.prefills if prefill.group in self._last_s]
+        returned = [now - self._last_s.pop(group) for group in back]
         self.seconds += [(now - start_s) / output.num_iterations, *returned]
         self.counts += [output.num_iterations * len(output.decodes), *[1] * len(returned)]
 
@@ -171,14 +164,9 @@ class Iterations(Observer):
 
     def observe(self, engine: Engine, output: ChunkedOutput, start_s: float) -> None:
         manager = engine.scheduler.manager
-        self.rows.append(
-            {
-                "iteration": output.iteration,
-                "decodes": output.num_decode_seqs,
-                "prompt_tokens": output.num_prefill_tokens,
-                "blocks": manager.num_blocks - manager.num_free_blocks,
-            }
-        )
+        ran = {"decodes": output.num_decode_seqs, "prompt_tokens": output.num_prefill_tokens}
+        blocks = manager.num_blocks - manager.num_free_blocks
+        self.rows.append({"iteration": output.iteration, **ran, "blocks": blocks})
         for group, stored in engine.scheduler.stored_lengths(output.iteration):
             empty = len(manager.block_table(group.seqs[0])) * manager.block_size - stored
             self.empty_slots_most = max(self.empty_slots_most, empty)
@@ -189,150 +177,98 @@ def refusals() -> list[dict[str, Any]]:
     what words."""
     rows = []
     for budget in (1024, 2048, 2049, 4096):
+        message = None
         try:
             ChunkedPrefillConfig(max_num_batched_tokens=budget, max_model_len=2048, enable_chunked_prefill=False)
-            message = None
         except UserError as error:
             message = str(error)
-        rows.append(
-            {
-                "part": "refusal",
-                "budget": budget,
-                "refused": message is not None,
-                "message": message,
-                "evidence": "exact",
-                "device": None,
-                "seed": None,
-                "trace_hash": None,
-            }
-        )
+        rows.append({"budget": budget, "refused": message is not None, "message": message, **about("exact")})
     return rows
+
+
+def _scheduler(num_blocks: int, config: ChunkedPrefillConfig) -> ChunkedPrefillScheduler:
+    return ChunkedPrefillScheduler(PagedKVCacheManager(num_blocks, BLOCK_SIZE, watermark=0.0), config)
+
+
+def _counts(scheduler: ChunkedPrefillScheduler, rule: DecodesFirst) -> dict[str, Any]:
+    counts = {"iterations": scheduler.iteration, "preemptions": scheduler.num_preemptions}
+    return counts | {"decodes_first": rule.holds, "prompts_cut": rule.num_cut}
 
 
 def serve(
     workload: str,
     rate: float,
     load: int,
-    budget: int,
-    max_num_seqs: int,
+    config: ChunkedPrefillConfig,
     duration_s: float,
     seed: int,
     lengths: str | None,
 ) -> dict[str, Any]:
     """Times between tokens and to the first token (ms) of OPT-13B serving a trace to its end."""
-    deployment = deployment_of("opt-13b")
-    trace = (
-        chatbot_trace(rate, duration_s, seed, lengths)
-        if workload == "chatbot"
-        else trace_of(workload, rate, duration_s, seed, lengths)
-    )
+    deployment, budget = deployment_of("opt-13b"), config.max_num_batched_tokens
+    if workload == "chatbot":
+        trace = chatbot_trace(rate, duration_s, seed, lengths)
+    else:
+        trace = trace_of(workload, rate, duration_s, seed, lengths)
     costs = cost_model("a100-2023", deployment, BLOCK_SIZE, anchor="opt-13b/sharegpt")
-    manager = PagedKVCacheManager(deployment.num_blocks(BLOCK_SIZE), BLOCK_SIZE, watermark=0.0)
-    scheduler = ChunkedPrefillScheduler(
-        manager,
-        ChunkedPrefillConfig(
-            max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_model_len=deployment.model.max_model_len
-        ),
-    )
-    gaps, rule = TokenGaps(), DecodesFirst(budget)
-    outcomes = Engine(scheduler, SimulatedExecutor(costs), observers=(gaps, rule)).run(
-        requests_of(trace, SamplingParams())
-    )
+    scheduler = _scheduler(deployment.num_blocks(BLOCK_SIZE), config)
+    observers = gaps, rule = TokenGaps(), DecodesFirst(budget)
+    engine = Engine(scheduler, SimulatedExecutor(costs), observers=observers)
+    outcomes = engine.run(requests_of(trace, SamplingParams()))
     first_ms = [1e3 * (outcome.first_token_s - outcome.request.arrival_s) for outcome in outcomes]
-    return {
-        "part": "served",
-        "workload": workload,
-        "rate": rate,
-        "load": load,
-        "budget": budget,
-        "seed": seed,
-        "evidence": "modelled",
-        "device": costs.name,
-        "trace_hash": trace.hash,
+    times = {
         "gap_mean_ms": 1e3 * gaps.mean,
         "gap_999_ms": 1e3 * gaps.quantile(0.999),
         "first_mean_ms": float(np.mean(first_ms)),
         "first_median_ms": float(np.median(first_ms)),
-        "iterations": scheduler.iteration,
-        "decodes_first": rule.holds,
-        "prompts_cut": rule.num_cut,
-        "preemptions": scheduler.num_preemptions,
     }
+    run = {"workload": workload, "rate": rate, "load": load, "budget": budget}
+    return run | about("modelled", costs.name, seed, trace) | times | _counts(scheduler, rule)
 
 
-def quiz_run(order: str, budget: int) -> list[dict[str, Any]]:
+def quiz_run(order: str, budget: int) -> dict[str, list[dict[str, Any]]]:
     """The 105 requests to their end; the run that is drawn also iteration by iteration."""
-    scheduler = ChunkedPrefillScheduler(
-        PagedKVCacheManager(QUIZ_BLOCKS, BLOCK_SIZE, watermark=0.0),
-        ChunkedPrefillConfig(max_num_seqs=128, max_num_batched_tokens=budget, max_model_len=8192),
-    )
-    watch, rule = Iterations(), DecodesFirst(budget)
-    requests = [
-        Request(number, 0.0, prompt, output, SamplingParams()) for number, (prompt, output) in enumerate(QUIZ[order])
-    ]
+    config = ChunkedPrefillConfig(max_num_seqs=128, max_num_batched_tokens=budget, max_model_len=8192)
+    scheduler = _scheduler(QUIZ_BLOCKS, config)
+    observers = watch, rule = Iterations(), DecodesFirst(budget)
+    requests = [Request(number, 0.0, *lengths, SamplingParams()) for number, lengths in enumerate(QUIZ[order])]
     # Nothing arrives later, so what is counted does not depend on how long an iteration takes.
-    Engine(
-        scheduler, SimulatedExecutor(cost_model("datasheet", deployment_of("opt-13b"))), observers=(watch, rule)
-    ).run(requests)
-    about = {"order": order, "budget": budget, "evidence": "replayed", "device": None, "seed": None, "trace_hash": None}
-    steps = [{"part": "step", **row, **about} for row in watch.rows] if (order, budget) == SHOWN else []
-    return [
-        {
-            "part": "quiz",
-            **about,
-            "iterations": scheduler.iteration,
-            "decodes_first": rule.holds,
-            "prompts_cut": rule.num_cut,
-            "preemptions": scheduler.num_preemptions,
-            "most_blocks": max(row["blocks"] for row in watch.rows),
-            "empty_slots_most": watch.empty_slots_most,
-        },
-        *steps,
-    ]
+    executor = SimulatedExecutor(cost_model("datasheet", deployment_of("opt-13b")))
+    Engine(scheduler, executor, observers=observers).run(requests)
+    common = {"order": order, "budget": budget, **about("replayed")}
+    blocks = {"most_blocks": max(row["blocks"] for row in watch.rows), "empty_slots_most": watch.empty_slots_most}
+    steps = [row | common for row in watch.rows] if (order, budget) == SHOWN else []
+    return {"quiz": [common | _counts(scheduler, rule) | blocks], "steps": steps}
 
 
-def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
+def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     from repro.report import plotting
 
-    served, steps = rows[rows["part"] == "served"], rows[rows["part"] == "step"]
+    served, names = rows["served"], {"sharegpt": "ShareGPT", "chatbot": "Chatbot"}
+    shown = {"between tokens": GAPS, "to the first token": FIRST}
     with plotting.house():
-        names = {"sharegpt": "ShareGPT", "chatbot": "Chatbot"}
-        figure, axes = plotting.panels(
-            [f"{name}: {what}" for what in ("between tokens", "to the first token") for name in names.values()],
-            columns=2,
-            width=4.6,
-            height=2.8,
-        )
-        for row, columns in enumerate((("gap_mean_ms", "gap_999_ms"), ("first_mean_ms", "first_median_ms"))):
-            for axis, workload in zip(axes[2 * row :], names):
-                _times(axis, served[served["workload"] == workload], columns)
+        titles = [f"{name}: {what}" for what in shown for name in names.values()]
+        figure, axes = plotting.panels(titles, columns=2, width=4.6, height=2.8)
+        panels = ((columns, workload) for columns in shown.values() for workload in names)
+        for axis, (columns, workload) in zip(axes, panels):
+            _times(axis, served[served["workload"] == workload], columns)
         plotting.footer(figure, served)
-        return {"token_budget": figure, "token_budget_steps": _steps(steps)}
+        return {"token_budget": figure, "token_budget_steps": _steps(rows["steps"])}
 
 
-def _times(axis: Axes, rows: pd.DataFrame, columns: tuple[str, str]) -> None:
-    labels = {"gap_mean_ms": "mean", "gap_999_ms": "99.9 %", "first_mean_ms": "mean", "first_median_ms": "median"}
+def _times(axis: Axes, rows: pd.DataFrame, columns: dict[str, str]) -> None:
     for (rate, group), color in zip(rows.groupby("rate"), COLORS):
-        for column, marker in zip(columns, "os"):
+        for (column, name), marker, face in zip(columns.items(), "os", (color, "white")):
             spread = group.groupby("budget")[column].agg(["mean", "min", "max"])
+            style = {"linestyle": (0, (4, 1.5)), "markersize": 4, "markerfacecolor": face}
             axis.fill_between(spread.index, spread["min"], spread["max"], color=color, alpha=0.18, linewidth=0)
-            axis.plot(
-                spread.index,
-                spread["mean"],
-                marker,
-                color=color,
-                linestyle=(0, (4, 1.5)),
-                markersize=4,
-                markerfacecolor=color if marker == "o" else "white",
-                label=f"{labels[column]}, {rate:g} req/s",
-            )
+            axis.plot(spread.index, spread["mean"], marker, color=color, label=f"{name}, {rate:g} req/s", **style)
     budgets = sorted(set(rows["budget"].astype(int)))
     axis.set_xscale("log", base=2)
     axis.set_xticks(budgets, list(map(str, budgets)))
     axis.set(xlabel="token budget", ylabel="ms", yscale="log")
-    ticks = [
-        tick for tick in (20, 50, 100, 200, 500, 1000, 2000, 5000) if axis.get_ylim()[0] <= tick <= axis.get_ylim()[1]
-    ]
+    low, high = axis.get_ylim()
+    ticks = [tick for tick in (20, 50, 100, 200, 500, 1000, 2000, 5000) if low <= tick <= high]
     axis.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
     axis.minorticks_off()
     axis.legend(fontsize=7.5)
@@ -341,17 +277,10 @@ def _times(axis: Axes, rows: pd.DataFrame, columns: tuple[str, str]) -> None:
 def _steps(rows: pd.DataFrame) -> Figure:
     from repro.report import plotting
 
-    figure, (axis,) = plotting.panels(
-        ["100 requests of 256 + 100 tokens, then 5 of 8,000 + 100"], width=8.0, height=2.9
-    )
-    axis.stackplot(
-        rows["iteration"],
-        rows["decodes"],
-        rows["prompt_tokens"],
-        step="post",
-        colors=COLORS,
-        labels=("decodes", "prompt tokens"),
-    )
+    title = "100 requests of 256 + 100 tokens, then 5 of 8,000 + 100"
+    figure, (axis,) = plotting.panels([title], width=8.0, height=2.9)
+    drawn = {"decodes": rows["decodes"], "prompt tokens": rows["prompt_tokens"]}
+    axis.stackplot(rows["iteration"], *drawn.values(), step="post", colors=COLORS, labels=list(drawn))
     axis.axhline(SHOWN[1], color="#4D4D4D", linewidth=1, linestyle=(0, (4, 1.5)), label="budget")
     axis.set(xlabel="iteration", ylabel="tokens", xlim=(0, 180), ylim=(0, 1.12 * SHOWN[1]))
     figure.legend(loc="outside upper center", ncols=3, fontsize=9)
@@ -359,62 +288,26 @@ def _steps(rows: pd.DataFrame) -> Figure:
     return figure
 
 
-def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
-    if params != replace(Params(), seeds=params.seeds, lengths=params.lengths):
-        return []  # other parameters say nothing about the claims
-    runs, quiz = rows[rows["part"].isin(("served", "quiz"))], rows[rows["part"] == "quiz"]
-    refused = rows[rows["part"] == "refusal"].set_index("budget")["refused"].astype(bool)
-    served = rows[rows["part"] == "served"]
-    change = {
-        (workload, int(load)): {
-            column: group.loc[group["budget"] == params.budgets[-1], column].mean()
-            / group.loc[group["budget"] == params.budgets[0], column].mean()
-            for column in TIMES
-        }
-        for (workload, load), group in served.groupby(["workload", "load"], sort=False)
-    }
-    easy = [ratios for (_, load), ratios in change.items() if load == 0]
-    rates = {"sharegpt": params.rates_sharegpt, "chatbot": params.rates_chatbot}
+def judge(rows: Rows, params: Params) -> list[Judgement]:
+    served, quiz, (least, *_, most) = rows["served"], rows["quiz"], params.budgets
+    iterations, cut = (int(served[name].sum() + quiz[name].sum()) for name in ("iterations", "prompts_cut"))
+    first = bool(served["decodes_first"].all() and quiz["decodes_first"].all() and cut)
+    means = served.groupby(["workload", "rate", "load", "budget"], sort=False)[[*GAPS, *FIRST]].mean()
+    change = means.xs(most, level="budget") / means.xs(least, level="budget")
+    easy = change.xs(0, level="load")
     found = "; ".join(
-        f"{workload} at {rates[workload][load]:g} req/s " + ", ".join(f"x{ratios[column]:.2f}" for column in TIMES)
-        for (workload, load), ratios in change.items()
+        f"{workload} at {rate:g} req/s " + ", ".join(f"x{ratio:.2f}" for ratio in ratios)
+        for (workload, rate, _), ratios in zip(change.index, change.to_numpy())
     )
+    refused = rows["refusals"].set_index("budget")["refused"].astype(bool)
+    trade = bool((easy["gap_mean_ms"] > 1).all() and (easy["first_mean_ms"] < 1).all())
+    held = {"budgets": ", ".join(map(str, QUIZ_BUDGETS)), "most_blocks": int(quiz["most_blocks"].max())}
+    counted = {"iterations": iterations, "runs": len(served) + len(quiz), "cut": cut}
+    changes = {"least": least, "most": most, "found": found}
     return [
-        Judgement(
-            "v1-decode-first",
-            bool(runs["decodes_first"].all() and (runs["prompts_cut"] > 0).any()),
-            "replayed",
-            note=f"{int(runs['iterations'].sum()):,} iterations of {len(runs)} runs; a prompt was cut "
-            f"{int(runs['prompts_cut'].sum()):,} times.",
-        ),
-        Judgement(
-            "v1-budget-tradeoff",
-            all(ratios["gap_mean_ms"] > 1 > ratios["first_mean_ms"] for ratios in easy),
-            "modelled",
-            note=f"Means, at the rates that memory bears easily. From a budget of {params.budgets[0]} to "
-            f"{params.budgets[-1]} tokens "
-            f"the time between tokens (mean, 99.9 %) and to the first token (mean, median) change by: {found}. Near "
-            "saturation the mean time to the first token is mostly waiting for memory, and the longest gaps are "
-            "preemptions.",
-        ),
-        Judgement(
-            "v1-budget-below-max-len",
-            bool((refused == (refused.index <= 2048)).all()),
-            "exact",
-            note="Of 1024, 2048, 2049 and 4096 tokens for a maximum of 2048 the first two are refused.",
-        ),
-        Judgement(
-            "quiz-run",
-            {"preemptions": int(quiz["preemptions"].max())},
-            "replayed",
-            note=f"Either order, budgets of {', '.join(map(str, QUIZ_BUDGETS))}; at most "
-            f"{int(quiz['most_blocks'].max()):,} blocks "
-            "in use.",
-        ),
-        Judgement(
-            "last-block-bound",
-            int(quiz["empty_slots_most"].max()),
-            "replayed",
-            note="At every iteration of the quiz's runs.",
-        ),
+        Judgement("v1-decode-first", first, "replayed", facts=counted),
+        Judgement("v1-budget-tradeoff", trade, "modelled", facts=changes),
+        Judgement("v1-budget-below-max-len", bool((refused == (refused.index <= 2048)).all()), "exact"),
+        Judgement("quiz-run", {"preemptions": int(quiz["preemptions"].max())}, "replayed", facts=held),
+        Judgement("last-block-bound", int(quiz["empty_slots_most"].max()), "replayed"),
     ]

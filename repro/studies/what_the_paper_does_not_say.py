@@ -3,22 +3,19 @@
 Every item is a sentence, a bar or a curve of the paper that another part of it, or the rules that it gives, reads
 differently. Nothing is decided here; where a choice had to be made elsewhere, the other choice is shown. The numbers
 are the paper's own curves (repro.report.paper), arithmetic, and short runs of functions that other studies own; their
-notebooks have the seeds and the sensitivity that this one leaves out. The words are in `both_readings`, the pictures in
-`both_readings_drawn`.
+notebooks have the seeds and the sensitivity that this one leaves out. The table's words are in open_questions.yaml, its
+numbers and the pictures in `both_readings`.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from repro.engine.loop import Engine, Observer
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.scheduler import PreemptionMode, Scheduler, SchedulerConfig, SchedulerOutput
-from repro.engine.sequence import Request, SamplingParams
+from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.engine.systems import system
 from repro.harness.experiment import Point
 from repro.harness.parameters import Parameters
@@ -27,157 +24,96 @@ from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.metrics import UsageSamples
 from repro.simulate.profiles import cost_model
 from repro.simulate.serve import requests_of, serve
-from repro.studies import fig02_memory_waste, fig12_basic_sampling, fig15_sharing, fig17_chatbot, fig19_preemption
-from repro.studies.both_readings import MODELS, draw_table
-from repro.studies.both_readings_drawn import draw_plots
-from repro.studies.common import check_positive, check_seeds, check_some, deployment_of, trace_of
+from repro.studies import (
+    fig02_memory_waste,
+    fig12_basic_sampling,
+    fig15_sharing,
+    fig17_chatbot,
+    fig19_preemption,
+    sweep,
+)
+from repro.studies.both_readings import MODELS, draw_plots, items
+from repro.studies.common import Positive, Rates, Seed, about, deployment_of, trace_of
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-#: Fig. 2's rate (req/s), at which memory is never enough
-SATURATED = 4.0
+    from repro.harness.tables import Rows
+
+TABLES = {
+    "pool": ("system",),
+    "batches": ("workload", "rate"),
+    "until_completed": ("system",),
+    "swap": ("num_cpu_blocks", "step"),
+    "served_swapping": ("rate",),
+    "alone": ("way", "block_size"),
+    "saving": ("workload", "width"),
+    "crossing": ("panel", "system"),
+    "latency": ("panel",),
+    "chatbot": ("conversations", "system"),
+}
+SATURATED = 4.0  # req/s, Fig. 2's: memory is never enough
 #: the smallest case we know in which the blocks swapped out outnumber the pool: one block holds one token
 SWAP_CASE = {"num_requests": 8, "prompt_tokens": 1, "output_tokens": 22, "num_blocks": 24}
 ORCAS = ("orca-max", "orca-pow2", "orca-oracle")
 
 
 class Params(Parameters):
-    """Rates (req/s) around those of Fig. 13; `max_seconds` caps the traces, which otherwise are as long as the
-    authors'."""
-
-    rates_sharegpt: tuple[float, ...]
-    rates_alpaca: tuple[float, ...]
-    max_seconds: float
-    seed: int
-    precision: float
-
-    @model_validator(mode="after")
-    def _possible(self) -> Params:
-        for name in ("rates_sharegpt", "rates_alpaca"):
-            check_some(name, getattr(self, name))
-            for rate in getattr(self, name):
-                check_positive(name, rate)
-        check_positive("max_seconds", self.max_seconds)
-        check_positive("precision", self.precision)
-        check_seeds((self.seed,))
-        return self
+    rates_sharegpt: Rates
+    rates_alpaca: Rates
+    max_seconds: Positive
+    seed: Seed
+    precision: Positive
+    free: ClassVar = ("seed",)
 
 
 def points(params: Params) -> list[Point]:
-    seconds, seed = params.max_seconds, params.seed
-    pool = {
-        "model": "opt-13b",
-        "duration_s": seconds,
-        "seed": seed,
-        "profile": "a100-2023",
-        "block_size": 16,
-        "kv_slots": None,
-        "lengths": None,
-    }
-    filled = [("fig02", "sharegpt", SATURATED, name) for name in (*ORCAS, "vllm")]
-    filled += [("fig13a", "sharegpt", rate, "vllm") for rate in params.rates_sharegpt]
-    filled += [("fig13b", "alpaca", rate, "vllm") for rate in params.rates_alpaca]
+    seconds, run = params.max_seconds, {"duration_s": params.max_seconds, "seed": params.seed}
+    filled = [("pool", "sharegpt", SATURATED, name) for name in (*ORCAS, "vllm")]
+    filled += [("batches", "sharegpt", rate, "vllm") for rate in params.rates_sharegpt]
+    filled += [("batches", "alpaca", rate, "vllm") for rate in params.rates_alpaca]
+    pool = run | {"model": "opt-13b", "profile": "a100-2023", "block_size": 16, "kv_slots": None, "lengths": None}
     result = [
         Point(
             fig02_memory_waste.saturated_run,
-            pool | {"part": part, "workload": workload, "rate": rate, "system": system(name)},
+            pool | {"workload": workload, "rate": rate, "system": system(name)},
+            table,
             weight=rate * seconds,
         )
-        for part, workload, rate, name in filled
+        for table, workload, rate, name in filled
     ]
-    result += [Point(until_completed, {"duration_s": seconds, "seed": seed}, weight=4 * SATURATED * seconds)]
-    result += [
-        Point(swapped_out, SWAP_CASE | {"num_cpu_blocks": cpu}, weight=0.1) for cpu in (1000, SWAP_CASE["num_blocks"])
-    ]
-    result += [
-        Point(swapped_in_service, {"rate": rate, "duration_s": seconds, "seed": seed}, weight=rate * seconds)
-        for rate in (fig19_preemption.Params.rates[0], SATURATED)
-    ]
-    result += [Point(fig19_preemption.alone, {}, weight=0.1)]
-    result += [
-        Point(
-            fig15_sharing.saving,
-            {
-                "method": "parallel",
-                "workload": "alpaca",
-                "duration_s": min(seconds, 600.0),
-                "lengths": None,
-                "rate": 20.0,
-                "beams": None,
-                "width": 2,
-                "seed": seed,
-                "dependence": fig15_sharing.AS_DRAWN,
-                "turnover": None,
-            },
-            weight=10 * seconds,
-        )
-    ]
-    # The points of Fig. 12 with these very arguments, of which we take one seed and three systems.
-    basic = fig12_basic_sampling.Params(
-        models=MODELS,
-        workloads=("sharegpt",),
-        systems=("orca-max", "orca-oracle", "vllm"),
-        max_seconds=seconds,
-        seeds=(seed,),
-        precision=params.precision,
-    )
-    result += [
-        point for point in fig12_basic_sampling.points(basic) if point.function is fig12_basic_sampling.crossing_of
-    ]
-    result += [
-        Point(
-            fig12_basic_sampling.latency_at,
-            {
-                "panel": f"opt-13b/{workload}",
-                "system": system("vllm"),
-                "duration_s": seconds,
-                "lengths": None,
-                "rate": rate,
-                "seed": seed,
-                "assumption": fig12_basic_sampling.MAIN,
-            },
-            weight=rate * seconds,
-        )
-        for workload, rate in (("sharegpt", 2.01), ("alpaca", 30.1))
-    ]
-    result += [
-        Point(
-            fig17_chatbot.crossing_of,
-            {
-                "system": system(name),
-                "duration_s": seconds,
-                "lengths": None,
-                "conversations": conversations,
-                "start": 0.8,
-                "assumption": fig17_chatbot.DRAWN,
-                "seed": seed,
-                "precision": params.precision,
-            },
-            weight=7 * seconds,
-        )
+    result += [Point(until_completed, run, "until_completed", weight=4 * SATURATED * seconds)]
+    for num_cpu_blocks in (1000, SWAP_CASE["num_blocks"]):
+        result += [Point(swapped_out, SWAP_CASE | {"num_cpu_blocks": num_cpu_blocks}, "swap", weight=0.1)]
+    for rate in (fig19_preemption.PAPER_RATE, SATURATED):
+        result += [Point(swapped_in_service, run | {"rate": rate}, "served_swapping", weight=rate * seconds)]
+    result += [Point(fig19_preemption.alone, {}, "alone", weight=0.1)]
+    # Points of Fig. 15, 12 and 17, of which we take one seed and few systems.
+    sharing = fig15_sharing.setup("parallel", "alpaca", 2, min(seconds, 600.0), params.seed)
+    result += [Point(fig15_sharing.saving, {"setup": sharing, "rate": 20.0}, "saving", weight=10 * seconds)]
+    for model in MODELS:
+        for name in ("orca-max", "orca-oracle", "vllm"):
+            one = f"{model}/sharegpt", name, seconds, None, (params.seed,), params.precision
+            result += fig12_basic_sampling.crossings(*one)
+    for workload, rate in (("sharegpt", 2.01), ("alpaca", 30.1)):
+        served = fig12_basic_sampling.setup(f"opt-13b/{workload}", "vllm", seconds, None, params.seed)
+        result += sweep.points([served], [rate])
+    chatbots = [
+        fig17_chatbot.setup(name, seconds, None, params.seed, conversations)
         for conversations in (fig17_chatbot.STATED, "2 rounds")
         for name in (*ORCAS, "vllm")
     ]
-    return result
-
-
-def _row(part: str, **values: Any) -> dict[str, Any]:
-    return {"part": part, "evidence": "replayed", "device": None, "seed": None, "trace_hash": None, **values}
+    found = sweep.crossings(chatbots, 0.8, params.precision, fig17_chatbot.crossing_of)
+    return result + [replace(point, table="chatbot") for point in found]
 
 
 class UntilCompleted(Scheduler):
     """§4.5 to the letter: once a request was preempted, new ones wait until all that were are completed."""
 
-    def _admit(self, output: SchedulerOutput) -> None:
-        preempted = [group for group in self.waiting if group.num_preemptions]
-        if not preempted and not any(group.num_preemptions for group in (*self.running, *self.swapped)):
-            return super()._admit(output)
-        fresh = [group for group in self.waiting if not group.num_preemptions]
-        self.waiting = deque(preempted)  # all of them arrived before the fresh ones: first come, first served
-        super()._admit(output)
-        self.waiting.extend(fresh)
+    def may_start(self, group: SequenceGroup) -> bool:
+        # Preempted ones arrived before all that never ran: if one is waiting, it is the first in the queue.
+        return group.num_preemptions > 0 or not any(other.num_preemptions for other in self.running)
 
 
 def until_completed(duration_s: float, seed: int) -> dict[str, Any]:
@@ -189,15 +125,8 @@ def until_completed(duration_s: float, seed: int) -> dict[str, Any]:
     usage = UsageSamples(0.0, duration_s)
     engine = Engine(UntilCompleted(manager, chosen.scheduler), SimulatedExecutor(costs), observers=(usage,))
     engine.run(requests_of(trace, SamplingParams()), until_s=duration_s)
-    return _row(
-        "until completed",
-        system="vllm",
-        rate=SATURATED,
-        seed=seed,
-        device=costs.name,
-        trace_hash=trace.hash,
-        token_states=100 * usage.mean("token_states"),
-    )
+    found = {"system": "vllm", "rate": SATURATED, "token_states": 100 * usage.mean("token_states")}
+    return found | about("replayed", costs.name, seed, trace)
 
 
 def swapped_out(
@@ -208,19 +137,12 @@ def swapped_out(
     scheduler = Scheduler(manager, SchedulerConfig(preemption=PreemptionMode.SWAP))
     for index in range(num_requests):
         scheduler.add(Request(index, 0.0, prompt_tokens, output_tokens, SamplingParams()))
+    sizes = {"num_blocks": num_blocks, "num_cpu_blocks": num_cpu_blocks, **about("replayed")}
     rows = []
     while scheduler.has_work:
         output = scheduler.schedule()
-        rows.append(
-            _row(
-                "swap",
-                step=output.iteration,
-                num_blocks=num_blocks,
-                num_cpu_blocks=num_cpu_blocks,
-                on_gpu=num_blocks - manager.gpu.num_free,
-                swapped=num_cpu_blocks - manager.cpu.num_free,
-            )
-        )
+        held = {"on_gpu": num_blocks - manager.gpu.num_free, "swapped": num_cpu_blocks - manager.cpu.num_free}
+        rows.append({"step": output.iteration, **sizes, **held})
         scheduler.update(output)
     return rows
 
@@ -242,45 +164,28 @@ def swapped_in_service(rate: float, duration_s: float, seed: int) -> dict[str, A
     trace = trace_of("sharegpt", rate, duration_s, seed, None)
     costs = cost_model("a100-2023", deployment, anchor="opt-13b/sharegpt")
     serve(system("vllm").with_scheduler(preemption=PreemptionMode.SWAP), deployment, trace, costs, observers=(peak,))
-    return _row(
-        "swap in service",
-        rate=rate,
-        seed=seed,
-        device=costs.name,
-        trace_hash=trace.hash,
-        num_blocks=deployment.num_blocks(16),
-        swapped=peak.blocks,
-    )
+    found = {"rate": rate, "num_blocks": deployment.num_blocks(16), "swapped": peak.blocks}
+    return found | about("replayed", costs.name, seed, trace)
 
 
-def draw(rows: pd.DataFrame, params: Params) -> dict[str, Figure]:
+def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     from repro.report import plotting
 
     with plotting.house():
-        return {"what_the_paper_does_not_say": draw_table(rows), "both_readings": draw_plots(rows)}
+        return {"both_readings": draw_plots(rows)}
 
 
-def judge(rows: pd.DataFrame, params: Params) -> list[Judgement]:
-    if params != replace(Params(), seed=params.seed):
-        return []
-    case = rows[rows["part"] == "swap"]
+def tables(rows: Rows, params: Params) -> dict[str, pd.DataFrame]:
+    return {"what_the_paper_does_not_say": items(rows)}
+
+
+def judge(rows: Rows, params: Params) -> list[Judgement]:
+    case, served = rows["swap"], rows["served_swapping"]
+    bounded = all((table["swapped"] <= table["num_blocks"]).all() for table in (case, served))
     peaks = case.groupby("num_cpu_blocks")["swapped"].max()
-    served = rows[rows["part"] == "swap in service"]
-    pool, room = SWAP_CASE["num_blocks"], max(peaks.index)
-    return [
-        Judgement(
-            "swap-bounded-by-gpu",
-            bool((case["swapped"] <= case["num_blocks"]).all() and (served["swapped"] <= served["num_blocks"]).all()),
-            "replayed",
-            note="{num_requests} requests of {prompt_tokens} + {output_tokens} tokens on {num_blocks} blocks of one "
-            "slot".format(**SWAP_CASE)
-            + f" have up to {peaks[room]:.0f} blocks swapped out if the swap space takes them: what was swapped out "
-            "stays while others grow into the blocks that it left. It holds where the swap space is no larger than "
-            f"the pool ({pool} blocks: at most {peaks[pool]:.0f}). Serving ShareGPT on OPT-13B, always swapping: "
-            + ", ".join(
-                f"at most {row.swapped:.0f} of {row.num_blocks:.0f} blocks at {row.rate:g} req/s"
-                for row in served.itertuples()
-            )
-            + ".",
-        )
+    in_service = [
+        f"at most {row.swapped:.0f} of {row.num_blocks:.0f} blocks at {row.rate:g} req/s" for row in served.itertuples()
     ]
+    most = {"most": peaks[peaks.index.max()], "most_bounded": peaks[SWAP_CASE["num_blocks"]]}
+    facts = SWAP_CASE | most | {"in_service": ", ".join(in_service)}
+    return [Judgement("swap-bounded-by-gpu", bounded, "replayed", facts=facts)]

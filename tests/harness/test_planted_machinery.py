@@ -155,7 +155,7 @@ def verify_does_not_read_the_rows(patch: pytest.MonkeyPatch) -> None:
 
 @planted(lambda project, folder, patch: modelled_and_measured())
 def a_modelled_series_is_drawn_as_if_measured(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(plotting._LINE, "modelled", plotting._LINE["measured"])
+    patch.setitem(plotting.LINE, "modelled", plotting.LINE["measured"])
 
 
 def modelled_and_measured() -> None:

@@ -1,17 +1,20 @@
 """The ladder: paging without sharing shares nothing and loses nothing, and each rung differs from the one below."""
 
-import pandas as pd
 import pytest
+from loads import parameters, rows_of
 
 from repro.engine.errors import UserError
 from repro.engine.scheduler import PreemptionMode
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
+from repro.harness import experiment
 from repro.simulate.beams import Turnover
 from repro.simulate.metrics import UsageSamples
 from repro.simulate.profiles import cost_model
 from repro.simulate.serve import serve
 from repro.studies import ablation_ladder as study
 from repro.studies.common import deployment_of, trace_of
+
+STEM = "ablation_ladder"
 
 
 def test_each_rung_changes_one_thing():
@@ -64,14 +67,14 @@ def test_beams_without_sharing_are_copied_in_whole():
 
 
 def test_a_small_ladder_rises_to_paging_and_is_drawn():
-    params = study.Params(settings=("sharegpt/parallel/1",), max_seconds=120.0, precision=0.2)
-    rows = pd.DataFrame([point.function(**point.arguments) for point in study.points(params)])
-    assert rows["crossing_rate"].head(4).is_monotonic_increasing
-    assert set(study.draw(rows, params)) == set(study.CAPTION)
+    params = parameters(STEM, settings=["sharegpt/parallel/1"], max_seconds=120.0, precision=0.2)
+    rows = rows_of(study, params)
+    assert rows["crossing"]["crossing_rate"].head(4).is_monotonic_increasing
+    assert set(study.draw(rows, params)) == set(experiment.parameter_file(STEM).captions)
     assert study.judge(rows, params) == []
 
 
 @pytest.mark.parametrize("setting", ["sharegpt", "chat/parallel/2", "sharegpt/greedy/2", "sharegpt/parallel/-1"])
 def test_settings_that_cannot_be_are_refused(setting):
     with pytest.raises(UserError, match="workload/method/sequences"):
-        study.Params(settings=(setting,))
+        parameters(STEM, settings=[setting])

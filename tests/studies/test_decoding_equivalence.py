@@ -1,75 +1,74 @@
 """The comparison of tokens: that it finds them equal, that it would notice if they were not, and what counts as no
 difference."""
 
-import dataclasses
 import importlib.util
 
 import numpy as np
 import pandas as pd
 import pytest
+from loads import parameters, rows_of
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from repro import kernels
 from repro.engine.errors import UserError
+from repro.harness import experiment
+from repro.harness.tables import Rows
 from repro.llm.sampler import SamplingPlan
 from repro.studies import decoding_equivalence as study
 
-PARAMS = study.Params(models=("tiny-qwen2",), prompts=4, output_tokens=10, mixed_prompts=4, mixed_tokens=10)
+SMALL = {"models": ["tiny-qwen2"], "prompts": 4, "output_tokens": 10, "mixed_prompts": 4, "mixed_tokens": 10}
+RUN = experiment.open("decoding_equivalence", overrides=SMALL)
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def rows_of(params):
-    return pd.DataFrame([row for point in study.points(params) for row in point.function(**point.arguments)])
-
-
 @pytest.fixture(scope="module")
 def computed():
-    return rows_of(PARAMS)
+    return rows_of(study, RUN.params)
 
 
 @pytest.fixture
 def rows(computed):
-    return computed.copy()
+    return Rows({name: table.copy() for name, table in computed.items()}, study.TABLES)
 
 
-def verdicts(rows, params=PARAMS):
-    return {judged.claim_id: judged.ours for judged in study.judge(rows, params)}
+def verdicts(rows):
+    return {judged.claim_id: judged.ours for judged in RUN.judgements(rows)}
 
 
 def test_all_tokens_are_equal_under_every_variant(rows):
-    assert list(rows["variant"]) == [*study.GREEDY, *study.MIXED]
-    assert (rows["equal"] == 4).all() and (rows["differing"] == "").all()
-    assert (rows.loc[rows["variant"].isin(["swap", "recompute"]), "preemptions"] > 0).all()
+    for name, variants in (("greedy", study.GREEDY), ("mixed", study.MIXED)):
+        table = rows[name]
+        assert list(table["variant"]) == list(variants)
+        assert (table["equal"] == 4).all() and table["differing"].isna().all()
+        assert (table.loc[table["variant"].isin(["swap", "recompute"]), "preemptions"] > 0).all()
     assert verdicts(rows) == {"accuracy-unchanged": True, "mixed-decoding": True}
-    assert "36 of 36" in study.judge(rows, PARAMS)[0].note and "12 of 12" in study.judge(rows, PARAMS)[1].note
-    assert set(study.draw(rows, PARAMS)) == set(study.CAPTION)
+    greedy, mixed = RUN.judgements(rows)
+    assert "36 of 36" in greedy.note and "12 of 12" in mixed.note
+    assert set(study.draw(rows, RUN.params)) == set(RUN.file.captions)
 
 
-@pytest.mark.parametrize("part, claim_id", [("greedy", "accuracy-unchanged"), ("mixed", "mixed-decoding")])
+@pytest.mark.parametrize("table, claim_id", [("greedy", "accuracy-unchanged"), ("mixed", "mixed-decoding")])
 @pytest.mark.parametrize("column, value", [("equal", 3), ("preemptions", 0)])
-def test_a_request_that_differs_or_is_never_preempted_fails_its_claim_alone(rows, part, claim_id, column, value):
-    rows.loc[rows.index[(rows["part"] == part) & (rows["variant"] == "swap")], column] = value
+def test_a_request_that_differs_or_is_never_preempted_fails_its_claim_alone(rows, table, claim_id, column, value):
+    rows[table].loc[rows[table]["variant"] == "swap", column] = value
     assert {name for name, held in verdicts(rows).items() if not held} == {claim_id}
-    study.draw(rows, PARAMS)
+    study.draw(rows, RUN.params)
 
 
 def test_a_batch_that_was_never_whole_is_not_mixed(rows):
-    rows.loc[rows["variant"] == "one batch", "together"] -= 1
+    rows["mixed"].loc[rows["mixed"]["variant"] == "one batch", "together"] -= 1
     assert verdicts(rows) == {"accuracy-unchanged": True, "mixed-decoding": False}
 
 
 def test_an_undecided_token_is_no_difference_and_is_listed(rows):
-    first = rows.index[0]
-    rows.loc[first, ["equal", "undecided", "differing"]] = 3, 1, "request 2, token 5: best two logits 1.0e-06 apart"
+    remark = "request 2, token 5: best two logits 1.0e-06 apart"
+    rows["greedy"].loc[0, ["equal", "undecided", "differing"]] = 3, 1, remark
     assert verdicts(rows)["accuracy-unchanged"]
-    assert (
-        "tiny-qwen2, blocks of 1: request 2, token 5: best two logits 1.0e-06 apart"
-        in study.judge(rows, PARAMS)[0].note
-    )
+    assert f"tiny-qwen2, blocks of 1: {remark}" in RUN.judgements(rows)[0].note
 
 
 def test_a_wrong_engine_is_noticed(monkeypatch):
@@ -92,9 +91,9 @@ def test_a_wrong_engine_is_noticed(monkeypatch):
 
 def test_without_the_embedded_model_the_others_are_run_and_the_note_says_so(rows, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    params = dataclasses.replace(PARAMS, models=("smollm2", "tiny-qwen2"))
-    assert {point.arguments["name"] for point in study.points(params)} == {"tiny-qwen2"}
-    assert all("SmolLM2 is not installed here" in judged.note for judged in study.judge(rows, params))
+    run = experiment.open("decoding_equivalence", overrides=SMALL | {"models": ["smollm2", "tiny-qwen2"]})
+    assert {point.arguments["name"] for point in study.points(run.params)} == {"tiny-qwen2"}
+    assert all("SmolLM2 is not installed here" in judged.note for judged in run.judgements(rows))
 
 
 @pytest.mark.parametrize(
@@ -109,4 +108,4 @@ def test_without_the_embedded_model_the_others_are_run_and_the_note_says_so(rows
 )
 def test_what_cannot_be_is_refused(wrong, match):
     with pytest.raises(UserError, match=match):
-        study.Params(**wrong)
+        parameters("decoding_equivalence", **wrong)

@@ -1,23 +1,23 @@
 """The walk through the paper's block-manager figures, and that a wrong manager would be caught."""
 
-import pandas as pd
 import pytest
+from loads import parameters, rows_of
 
 from repro.engine.errors import UserError
+from repro.harness import experiment
+from repro.harness.tables import Rows
 from repro.studies import fig05_block_tables as study
 
-
-def rows_of(params):
-    return pd.DataFrame([row for point in study.points(params) for row in point.function(**point.arguments)])
+RUN = experiment.open("fig05_block_tables")
 
 
 @pytest.fixture
 def rows():
-    return rows_of(study.Params())
+    return rows_of(study, RUN.params)["states"]
 
 
 def verdicts(rows):
-    return {judged.claim_id: judged.ours for judged in study.judge(rows, study.Params())}
+    return {judged.claim_id: judged.ours for judged in RUN.judgements(Rows({"states": rows}, study.TABLES))}
 
 
 def test_the_manager_passes_through_the_drawn_states(rows):
@@ -65,13 +65,14 @@ def test_the_names_of_blocks_do_not_matter(rows):
 
 @pytest.mark.parametrize("block_size", [1, 2, 16])
 def test_other_block_sizes_run_and_are_not_judged(block_size):
-    params = study.Params(block_size=block_size)
-    rows = rows_of(params)
-    assert study.judge(rows, params) == []
-    assert (rows["filled"] <= block_size).all() and (rows["filled"] > 0).all()
-    assert set(study.draw(rows, params)) == set(study.CAPTION)
+    run = experiment.open("fig05_block_tables", overrides={"block_size": block_size})
+    rows = rows_of(study, run.params)
+    assert run.judgements(rows) == []
+    filled = rows["states"]["filled"]
+    assert (filled <= block_size).all() and (filled > 0).all()
+    assert set(study.draw(rows, run.params)) == set(run.file.captions)
 
 
 def test_a_block_size_that_is_none_is_refused():
     with pytest.raises(UserError, match="block_size"):
-        study.Params(block_size=3)
+        parameters("fig05_block_tables", block_size=3)

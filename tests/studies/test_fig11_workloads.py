@@ -6,32 +6,32 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from loads import parameters, rows_of
 
 from repro.engine.errors import UserError
+from repro.harness import experiment
+from repro.harness.tables import Rows
 from repro.report import claims
 from repro.report.claims import Verdict, judge_entry
 from repro.studies import fig11_workloads as study
 from repro.workloads import make_trace
 from repro.workloads.fig11 import fig11_data
 
-SMALL = study.Params(rate=22.0, duration_s=300.0, seeds=(0, 1))
-
-
-def rows_of(params: study.Params) -> pd.DataFrame:
-    return pd.DataFrame([row for point in study.points(params) for row in point.function(**point.arguments)])
+STEM = "fig11_workloads"
+SMALL = parameters(STEM, rate=22.0, duration_s=300.0, seeds=[0, 1])
 
 
 @pytest.fixture(scope="module")
-def rows() -> pd.DataFrame:
-    return rows_of(SMALL)
+def rows() -> Rows:
+    return rows_of(study, SMALL)
 
 
 @pytest.mark.parametrize("workload", ["sharegpt", "alpaca"])
 @pytest.mark.parametrize("length", ["prompt", "output"])
-def test_bins_count_the_trace(rows: pd.DataFrame, workload: str, length: str) -> None:
+def test_bins_count_the_trace(rows: Rows, workload: str, length: str) -> None:
     trace = make_trace(workload, SMALL.rate, SMALL.duration_s, seed=1)
     tokens = getattr(trace, f"{length}_tokens")
-    chosen = rows[(rows["part"] == "bin") & (rows["workload"] == workload) & (rows["length"] == length)]
+    chosen = rows["bins"][(rows["bins"]["workload"] == workload) & (rows["bins"]["length"] == length)]
     bins = chosen[chosen["seed"] == 1].reset_index(drop=True)
     assert set(bins["trace_hash"]) == {trace.hash} and len(bins) == 128
     spec = fig11_data()[workload][length]
@@ -44,33 +44,33 @@ def test_bins_count_the_trace(rows: pd.DataFrame, workload: str, length: str) ->
     assert bins["cumulative"].iloc[-1] == 1
 
 
-def test_rows_carry_the_card(rows: pd.DataFrame) -> None:
-    cards = rows[rows["part"] == "card"].set_index(["workload", "seed"])
-    assert len(cards) == 4 and set(rows["evidence"]) == {"replayed"}
+def test_rows_carry_the_card(rows: Rows) -> None:
+    cards = rows["cards"].set_index(["workload", "seed"])
+    assert len(cards) == 4 and rows.distinct("evidence") == ["replayed"]
     for (workload, seed), row in cards.iterrows():
         card = make_trace(workload, SMALL.rate, SMALL.duration_s, seed).card
         assert row["card"] == str(card) and row["trace_hash"] == card.hash and not row["equals_paper_trace"]
         assert row["recipe"] == card.source.recipe and row["filter"] == card.source.filter
         assert row["requests"] == card.num_requests and row["rank_correlation"] == card.rank_correlation
         assert (row["prompt_p10"], row["output_p99"]) == (card.prompt_quantiles[0], card.output_quantiles[-1])
-        ranges = rows[(rows["part"] == "prompt range") & (rows["trace_hash"] == card.hash)]
+        ranges = rows["prompt_ranges"][rows["prompt_ranges"]["trace_hash"] == card.hash]
         assert ranges["requests"].sum() == card.num_requests
 
 
 def test_lengths_outside_the_papers_bins_are_not_drawn_but_counted(tmp_path: Path) -> None:
     path = tmp_path / "lengths.csv"
     path.write_text("prompt_tokens,output_tokens\n2040,2\n1,2020\n10,20\n30,40\n")
-    point = study.points(study.Params(rate=40.0, duration_s=100.0, lengths=str(path)))[0]
-    bins = pd.DataFrame(point.function(**point.arguments)).query("part == 'bin' and length == 'prompt'")
+    point = study.points(parameters(STEM, rate=40.0, duration_s=100.0, lengths=str(path)))[0]
+    bins = pd.DataFrame(point.function(**point.arguments)["bins"]).query("length == 'prompt'")
     assert bins["density"].sum() * 2027 / 128 == pytest.approx(0.75, abs=0.01)
     assert bins["cumulative"].iloc[-1] == pytest.approx(0.75, abs=0.01)
 
 
-def test_verdicts_follow_the_rows(rows: pd.DataFrame) -> None:
+def test_verdicts_follow_the_rows(rows: Rows) -> None:
     known = claims.load()
     judged = {judgement.claim_id: judgement for judgement in study.judge(rows, SMALL)}
     assert set(judged) == {"fig11-means", "fig11-ratios"}
-    means = rows[rows["part"] == "card"].groupby("workload")["mean_output_tokens"].mean()
+    means = rows["cards"].groupby("workload")["mean_output_tokens"].mean()
     ours = judged["fig11-means"].ours
     assert ours["alpaca"][1] == pytest.approx(means["alpaca"], rel=1e-5)
     ratio = judged["fig11-ratios"].ours["output"]
@@ -78,7 +78,8 @@ def test_verdicts_follow_the_rows(rows: pd.DataFrame) -> None:
     for name in ("sharegpt", "alpaca"):
         for value, (low, high) in zip(ours[name], judged["fig11-means"].interval[name]):
             assert low <= value <= high
-    doubled = rows.assign(mean_prompt_tokens=2 * rows["mean_prompt_tokens"])
+    cards = rows["cards"].assign(mean_prompt_tokens=2 * rows["cards"]["mean_prompt_tokens"])
+    doubled = Rows({**rows, "cards": cards}, study.TABLES)
     verdicts = {
         judgement.claim_id: judge_entry(known[judgement.claim_id], judgement.ours)[0]
         for judgement in study.judge(doubled, SMALL)
@@ -88,16 +89,16 @@ def test_verdicts_follow_the_rows(rows: pd.DataFrame) -> None:
 
 
 def test_an_hour_of_the_default_reproduces_both_claims() -> None:
-    params = study.Params()
-    known = claims.load()
-    for judgement in study.judge(rows_of(params), params):
+    run, known = experiment.open(STEM), claims.load()
+    for judgement in run.judgements(rows_of(study, run.params)):
         assert judge_entry(known[judgement.claim_id], judgement.ours)[0] is Verdict.REPRODUCED
 
 
 @pytest.mark.parametrize("seeds", [(0, 1), (0,)])
-def test_figures_are_drawn_and_have_captions(rows: pd.DataFrame, seeds: tuple[int, ...]) -> None:
-    figures = study.draw(rows[rows["seed"].isin(seeds)], SMALL)
-    assert set(figures) == set(study.CAPTION)
+def test_figures_are_drawn_and_have_captions(rows: Rows, seeds: tuple[int, ...]) -> None:
+    chosen = {name: table[table["seed"].isin(seeds)] for name, table in rows.items()}
+    figures = study.draw(Rows(chosen, study.TABLES), SMALL)
+    assert set(figures) == set(experiment.parameter_file(STEM).captions)
     for figure in figures.values():
         figure.savefig(io.BytesIO(), format="svg")
         shown = [text.get_text() for axis in figure.axes for text in axis.texts]
@@ -109,24 +110,25 @@ def test_figures_are_drawn_and_have_captions(rows: pd.DataFrame, seeds: tuple[in
 def test_a_file_of_one_request_can_be_drawn(tmp_path: Path) -> None:
     path = tmp_path / "one.csv"
     path.write_text("prompt_tokens,output_tokens\n10,20\n")
-    params = study.Params(rate=2.0, duration_s=60.0, seeds=(0,), lengths=str(path))
-    figures = study.draw(rows := rows_of(params), params)
+    params = parameters(STEM, rate=2.0, duration_s=60.0, seeds=[0], lengths=str(path))
+    assert params.as_in_paper
+    figures = study.draw(rows := rows_of(study, params), params)
     figures["fig11_dependence"].savefig(io.BytesIO(), format="svg")
     assert "are not those of the paper's trace" in study.judge(rows, params)[0].note
 
 
 def test_the_real_pairs_are_the_papers_trace(reference_dir: Path) -> None:
     lengths = str(reference_dir / "data" / "sharegpt_lengths.csv")
-    params = study.Params(lengths=lengths)
-    rows = rows_of(params)
-    cards = rows[rows["part"] == "card"].set_index("workload")
+    params = parameters(STEM, lengths=lengths)
+    rows = rows_of(study, params)
+    cards = rows["cards"].set_index("workload")
     equal = cards["equals_paper_trace"].groupby("workload").all()
     assert equal.to_dict() == {"alpaca": False, "sharegpt": True}
     real = cards.loc["sharegpt"]
     assert set(real["source_mean_prompt_tokens"].round(2)) == {161.31}
     assert set(real["source_mean_output_tokens"].round(2)) == {337.99}
     # the pairs are those of the histogram: its bins come out to the digits that were read off
-    bins = rows[(rows["part"] == "bin") & (rows["workload"] == "sharegpt") & (rows["seed"] == 0)]
+    bins = rows["bins"][(rows["bins"]["workload"] == "sharegpt") & (rows["bins"]["seed"] == 0)]
     for length in ("prompt", "output"):
         ours = bins[bins["length"] == length]["density"].to_numpy()
         assert np.abs(ours - fig11_data()["sharegpt"][length]["density"]).max() < 1e-4
@@ -144,4 +146,4 @@ def test_the_real_pairs_are_the_papers_trace(reference_dir: Path) -> None:
 )
 def test_bad_parameters_are_refused_before_any_work(changes: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        study.Params(**changes)
+        parameters(STEM, **changes)

@@ -3,13 +3,15 @@ judged."""
 
 import csv
 
-import pandas as pd
 import pytest
+from loads import parameters
+from loads import rows_of as all_rows
 
 from repro.bench import kept
 from repro.engine.config import DEPLOYMENTS
 from repro.engine.errors import UserError
 from repro.engine.systems import SYSTEMS
+from repro.harness import experiment
 from repro.simulate.load import Load, predict
 from repro.simulate.metrics import PIECES
 from repro.simulate.step_times import StepTimes
@@ -60,9 +62,19 @@ GENERATE = {
 }
 
 
-def rows_of(params=study.Params()):
-    made = [point.function(**point.arguments) for point in study.points(params)]
-    return pd.DataFrame([row for one in made for row in (one if isinstance(one, list) else [one])])
+def rows_of(gpu="auto"):
+    return all_rows(study, parameters("fig12_measured", gpu=gpu))
+
+
+def draw(rows):
+    return study.draw(rows, parameters("fig12_measured"))
+
+
+def judged(rows):
+    return experiment.open("fig12_measured").judgements(rows)
+
+
+CAPTIONS = set(experiment.parameter_file("fig12_measured").captions)
 
 
 def texts(figure):
@@ -71,9 +83,9 @@ def texts(figure):
 
 def test_the_recorded_runs_hold_what_their_replay_holds():
     """Memory and batch follow from decisions: shares of the pool within 2 points, batches within 5 %, for every run."""
-    rows = rows_of(study.Params("h200"))
-    runs = rows[rows["n"] == 1].set_index(["workload", "system"])
-    measured, replayed = (runs[runs["part"] == part] for part in ("saturated", "replayed"))
+    rows = rows_of("h200")
+    runs = (rows[name][rows[name]["n"] == 1] for name in ("saturated", "replayed"))
+    measured, replayed = (table.set_index(["workload", "system"]) for table in runs)
     assert len(measured) == len(replayed) == 2 * len(SYSTEMS)
     for run, row in measured.iterrows():
         again = replayed.loc[run]
@@ -90,7 +102,7 @@ def test_the_recorded_runs_hold_what_their_replay_holds():
 def test_recorded_outputs_have_the_lengths_of_the_trace_and_the_order_is_the_papers():
     for row in kept.read(*kept.find("h200", kept.SERVING)):
         assert row.get("wrong_lengths") in (0, None)
-    rows = rows_of(study.Params("h200"))
+    rows = rows_of("h200")
     for workload in study.WORKLOADS:
         ours = study.ratios(rows, workload)
         assert ["vllm", *ours] == list(SYSTEMS) and list(ours) == sorted(ours, key=ours.get)
@@ -103,7 +115,7 @@ def test_a_run_is_replayed_from_its_own_row(folder):
     constant = StepTimes("here", False, (1,), (0.0231,), 0.0, (0,), (1,), ((0.0231,),), 0.0231)
     write(folder, [ran("vllm", "alpaca", steps=constant)])
     rows = rows_of()
-    measured, again = (rows[rows["part"] == part].iloc[0] for part in ("saturated", "replayed"))
+    measured, again = (rows[name].iloc[0] for name in ("saturated", "replayed"))
     for name in study.METRICS:
         if name != "latency_s_per_token":
             assert again[name] == pytest.approx(measured[name], rel=1e-6), name
@@ -112,12 +124,12 @@ def test_a_run_is_replayed_from_its_own_row(folder):
 def test_what_a_short_budget_left_out_is_drawn_as_missing(folder):
     write(folder, [ran("vllm", "sharegpt"), ran("orca-max", "sharegpt")])
     rows = rows_of()
-    assert set(rows["evidence"]) == {"measured", "replayed"}
-    figures = study.draw(rows, study.Params())
-    assert set(figures) == {"fig12_measured", "fig12_measured_memory"} <= set(study.CAPTION)
+    assert rows.distinct("evidence") == ["measured", "replayed"]
+    figures = draw(rows)
+    assert set(figures) == {"fig12_measured", "fig12_measured_memory"} <= CAPTIONS
     assert texts(figures["fig12_measured"]).count("not\nmeasured") == 2 * len(SYSTEMS) - 2
     assert study.ratios(rows, "alpaca") == {} and set(study.ratios(rows, "sharegpt")) == {"orca-max"}
-    assert study.judge(rows, study.Params()) == []
+    assert judged(rows) == []
 
 
 def test_latency_is_drawn_once_there_are_rows_and_what_is_not_steady_is_marked(folder):
@@ -130,8 +142,8 @@ def test_latency_is_drawn_once_there_are_rows_and_what_is_not_steady_is_marked(f
     ]
     write(folder, [*saturated, *latency])
     rows = rows_of()
-    figures = study.draw(rows, study.Params())
-    assert set(figures) == set(study.CAPTION)
+    figures = draw(rows)
+    assert set(figures) == CAPTIONS
     left, right = figures["fig12_measured_latency"].axes[:2]
     assert sorted(text.get_text() for text in left.texts) == ["?", "?", "↑", "↑"]
     assert [text.get_text() for text in right.texts] == ["not measured"]
@@ -141,46 +153,46 @@ def test_latency_is_drawn_once_there_are_rows_and_what_is_not_steady_is_marked(f
 
 def test_a_saturated_run_that_is_not_steady_says_so_above_its_bar(folder):
     write(folder, [ran("vllm", "sharegpt", mark="client-bound"), ran("orca-max", "sharegpt")])
-    said = texts(study.draw(rows_of(), study.Params())["fig12_measured"])
+    said = texts(draw(rows_of())["fig12_measured"])
     assert sum(text.startswith("client-bound\n") for text in said) == 1 and not any("steady" in text for text in said)
 
 
 def test_claims_are_judged_only_from_rows_that_are_there(folder):
     rows = [ran("vllm", "sharegpt", tokens_per_s=2400.0), GENERATE, ran("vllm", "sharegpt", n=3, tokens_per_s=700.0)]
     write(folder, rows)
-    (found,) = study.judge(rows_of(), study.Params())
+    (found,) = judged(rows_of())
     assert (found.claim_id, found.ours, found.evidence) == ("hf-24x", 24.0, "measured") and "GPU" in found.note
     with (folder / "serving.csv").open("a", newline="") as file:
         header = (folder / "serving.csv").read_text().splitlines()[0].split(",")
         csv.DictWriter(file, header).writerow(ran("orca-max", "sharegpt", n=3, tokens_per_s=200.0))
-    judged = {one.claim_id: one.ours for one in study.judge(rows_of(), study.Params())}
-    assert judged == {"hf-24x": 24.0, "tgi-3.5x": 3.5}
+    assert {one.claim_id: one.ours for one in judged(rows_of())} == {"hf-24x": 24.0, "tgi-3.5x": 3.5}
 
 
 @pytest.mark.parametrize("other", [{"model": "opt-1.3b"}, {"kv_slots": 8000}])
 def test_another_model_or_pool_says_nothing_about_the_claims(folder, other):
     write(folder, [ran("vllm", "sharegpt", **other), GENERATE | other])
     rows = rows_of()
-    assert study.judge(rows, study.Params()) == []
-    figure = study.draw(rows, study.Params())["fig12_measured"]
+    assert judged(rows) == []
+    figure = draw(rows)["fig12_measured"]
     assert any(str(other.get("model", "8,000")) in text.get_text() for text in figure.texts)
 
 
 def test_own_rows_without_a_saturated_run_leave_the_recorded_ones_in_place(folder):
     write(folder, [{"key": "recompute/16", "code": "c", "kind": "recompute", "device": "GPU", "seconds": 0.01}])
-    assert set(rows_of()["evidence"]) == {"recorded", "replayed"}
+    assert rows_of().distinct("evidence") == ["recorded", "replayed"]
 
 
 def test_an_unknown_gpu_is_refused_before_any_work():
     with pytest.raises(UserError, match="gpu = 'tpu' is not recorded"):
-        study.Params("tpu")
+        parameters("fig12_measured", gpu="tpu")
 
 
 def test_a_recorded_file_without_runs_is_named(tmp_path, monkeypatch):
     recorded = tmp_path / "root" / "experiments" / "recorded" / "h200" / "serving"
     write(recorded, [{"key": "recompute/16", "code": "c", "kind": "recompute", "device": "GPU", "seconds": 0.01}])
+    params = parameters("fig12_measured")
     monkeypatch.setenv("REPRO_ROOT", str(tmp_path / "root"))
     with pytest.raises(
         UserError, match="serving.csv holds no run of the kind saturated or latency or generate; measure for longer"
     ):
-        study.points(study.Params())
+        study.points(params)

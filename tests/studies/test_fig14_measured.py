@@ -3,23 +3,28 @@ is refused."""
 
 import pandas as pd
 import pytest
+from loads import parameters, rows_of
 from test_fig12_measured import SLOTS, STEPS, folder, ran, texts, write  # noqa: F401 (folder is a fixture)
 
 from repro.engine.config import DEPLOYMENTS
 from repro.engine.errors import UserError
+from repro.harness import experiment
 from repro.simulate.load import Load, predict
 from repro.studies import fig14_measured, fig18b_measured
 from repro.studies.fig15_sharing import PAPER
 
 
-def rows_of(study, params):
-    return pd.DataFrame([row for point in study.points(params) for row in point.function(**point.arguments)])
+def shared_rows(**overrides):
+    return rows_of(fig14_measured, parameters("fig14_measured", **overrides))
+
+
+def block_rows(**overrides):
+    return rows_of(fig18b_measured, parameters("fig18b_measured", **overrides))
 
 
 @pytest.fixture(scope="module")
 def sharing():
-    rows = rows_of(fig14_measured, fig14_measured.Params("h200"))
-    return rows[rows["part"] == "sharing"]
+    return shared_rows(gpu="h200")["sharing"]
 
 
 @pytest.mark.parametrize("method", ["parallel", "beam"])
@@ -41,14 +46,13 @@ def test_recorded_savings_are_those_of_prompts_and_of_recorded_beams(sharing):
 
 
 def test_a_shared_prefix_gains_more_the_longer_it_is():
-    rows = rows_of(fig14_measured, fig14_measured.Params("h200"))
-    rates = rows[rows["part"] == "prefix"].set_index(["prefix_tokens", "system"])["tokens_per_s"]
+    rates = shared_rows(gpu="h200")["prefix"].set_index(["prefix_tokens", "system"])["tokens_per_s"]
     short, long = (rates[prefix, "vllm"] / rates[prefix, "orca-oracle"] for prefix in (80, 341))
     assert fig14_measured.paper_prefix_gain(80) < short < long and fig14_measured.paper_prefix_gain(341) < long
 
 
 def test_recorded_block_sizes_swapping_and_recomputing_serve_alike_and_large_blocks_hurt_short_requests():
-    rows = rows_of(fig18b_measured, fig18b_measured.Params("h200"))
+    rows = block_rows(gpu="h200")["blocks"]
     apart = fig18b_measured.between_ways(rows)
     assert {8, 16, 32, 64, 128, 256} <= set(apart) and max(map(abs, apart.values())) < 10
     rates = rows.groupby(["workload", "block_size"])["tokens_per_s"].mean()
@@ -78,20 +82,21 @@ def test_what_a_short_budget_left_out_of_sharing_is_missing_in_the_figures(folde
     write(
         folder, [own("sharing/parallel/2/vllm", Load("vllm", "alpaca", n=2, **FEW))]
     )  # no beams, no runs with one sequence
-    rows = rows_of(fig14_measured, fig14_measured.Params())
-    assert set(rows["evidence"]) == {"measured"} and set(rows["part"]) == {"sharing"}
-    assert fig14_measured.gains(rows, "parallel") == {} == fig14_measured.gains(rows, "beam")  # Oracle is not there
-    figures = fig14_measured.draw(rows, fig14_measured.Params())
-    assert set(figures) == set(fig14_measured.CAPTION) and "not measured" in texts(figures["fig15_measured"])
-    assert fig14_measured.judge(rows, fig14_measured.Params()) == []
+    run, rows = experiment.open("fig14_measured"), shared_rows()
+    sharing = rows["sharing"]
+    assert set(sharing["evidence"]) == {"measured"} and rows["prefix"].empty
+    for method in ("parallel", "beam"):
+        assert fig14_measured.gains(sharing, method) == {}  # Oracle is not there
+    figures = fig14_measured.draw(rows, run.params)
+    assert set(figures) == set(run.file.captions) and "not measured" in texts(figures["fig15_measured"])
+    assert run.judgements(rows) == []
 
 
 def test_alpaca_alone_by_block_size_says_nothing_about_preemption(folder):  # noqa: F811
     write(folder, [own("blocks/8/alpaca", Load("vllm", "alpaca", block_size=8, **FEW))])
-    rows = rows_of(fig18b_measured, fig18b_measured.Params())
-    assert fig18b_measured.between_ways(rows) == {} and set(fig18b_measured.draw(rows, fig18b_measured.Params())) == {
-        "fig18b_measured"
-    }
+    rows = block_rows()
+    assert fig18b_measured.between_ways(rows["blocks"]) == {}
+    assert set(fig18b_measured.draw(rows, parameters("fig18b_measured"))) == {"fig18b_measured"}
 
 
 def test_a_block_size_that_was_not_measured_leaves_a_gap(folder):  # noqa: F811
@@ -100,24 +105,25 @@ def test_a_block_size_that_was_not_measured_leaves_a_gap(folder):  # noqa: F811
         for size, way in ((8, "swap"), (64, "swap"), (16, "recompute"))
     ]
     write(folder, [own(f"blocks/{load.block_size}/sharegpt/{load.preemption}", load) for load in loads])
-    rows = rows_of(fig18b_measured, fig18b_measured.Params())
-    assert fig18b_measured.between_ways(rows) == {}
-    axis = fig18b_measured.draw(rows, fig18b_measured.Params())["fig18b_measured"].axes[2]
+    run, rows = experiment.open("fig18b_measured"), block_rows()
+    assert fig18b_measured.between_ways(rows["blocks"]) == {}
+    axis = fig18b_measured.draw(rows, run.params)["fig18b_measured"].axes[2]
     drawn = {line.get_label(): line.get_ydata() for line in axis.lines}
     assert pd.isna(drawn["ShareGPT, swap"]).tolist() == [False, True, False]
     assert pd.isna(drawn["ShareGPT, recompute"]).tolist() == [True, False, True]
-    assert fig18b_measured.judge(rows, fig18b_measured.Params()) == []
+    assert run.judgements(rows) == []
 
 
-@pytest.mark.parametrize("study", [fig14_measured, fig18b_measured])
+@pytest.mark.parametrize("study, stem", [(fig14_measured, "fig14_measured"), (fig18b_measured, "fig18b_measured")])
 def test_rows_of_this_machine_that_lack_the_kind_leave_the_recorded_ones_in_place_and_no_rows_at_all_are_named(
-    folder, tmp_path, monkeypatch, study
+    folder, tmp_path, monkeypatch, study, stem
 ):  # noqa: F811
     write(folder, [ran("vllm", "alpaca")])
-    assert set(rows_of(study, study.Params())["evidence"]) == {"recorded"}
+    params = parameters(stem)
+    assert rows_of(study, params).distinct("evidence") == ["recorded"]
+    with pytest.raises(UserError, match="'tpu' is not recorded"):
+        parameters(stem, gpu="tpu")
     write(tmp_path / "root" / "experiments" / "recorded" / "h200" / "serving", [ran("vllm", "alpaca")])
     monkeypatch.setenv("REPRO_ROOT", str(tmp_path / "root"))
     with pytest.raises(UserError, match="holds no run of the kind (sharing|blocks); measure for longer"):
-        study.points(study.Params())
-    with pytest.raises(UserError, match="'tpu' is not recorded"):
-        study.Params("tpu")
+        study.points(params)

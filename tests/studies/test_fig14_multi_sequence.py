@@ -4,15 +4,20 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from loads import parameters, rows_of
 
 from repro.engine.errors import UserError
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.engine.systems import system
+from repro.harness import experiment
+from repro.harness.tables import Rows
 from repro.simulate.beams import FORMAT, Turnover
 from repro.simulate.profiles import a100_2023
 from repro.simulate.serve import serve
 from repro.studies import fig14_multi_sequence as study
 from repro.studies.common import deployment_of, trace_of
+
+STEM = "fig14_multi_sequence"
 
 
 @pytest.fixture(scope="module")
@@ -25,28 +30,25 @@ def beams(tmp_path_factory):
     return str(path)
 
 
-def rows_of(params):
-    return pd.DataFrame([point.function(**point.arguments) for point in study.points(params)])
+def costs(panel):
+    return study.setup(panel, "vllm", 10.0, 0).costs
+
+
+def of_crossings(rows):
+    return Rows({"crossing": pd.DataFrame(rows), "latency": pd.DataFrame()}, study.TABLES)
 
 
 def test_small_runs_of_both_methods_are_drawn_and_not_judged(beams):
-    params = study.Params(
-        methods=("parallel", "beam"),
-        widths=(2,),
-        systems=("orca-oracle", "vllm"),
-        max_seconds=20.0,
-        beam_seconds=5.0,
-        seeds=(0,),
-        precision=0.2,
-        beams=beams,
-    )
-    rows = rows_of(params)
-    assert set(rows["panel"]) == {"parallel/2", "beam/2", study.BASIC}
-    crossing = rows[rows["part"] == "crossing"].set_index(["panel", "system", "copies"])["crossing_rate"]
+    small = {"widths": [2], "systems": ["orca-oracle", "vllm"], "max_seconds": 20.0, "beam_seconds": 5.0}
+    run = experiment.open(STEM, overrides=small | {"precision": 0.2, "beams": beams})
+    rows = rows_of(study, run.params)
+    assert set(rows["latency"]["panel"]) == {"parallel/2", "beam/2"}
+    assert set(rows["crossing"]["panel"]) == {"parallel/2", "beam/2", study.BASIC}
+    crossing = rows["crossing"].set_index(["panel", "system", "copies"])["crossing_rate"]
     assert crossing[study.BASIC, "vllm", True] > crossing["parallel/2", "vllm", True]
     assert crossing["beam/2", "orca-oracle", False] >= crossing["beam/2", "orca-oracle", True] / 1.2
-    assert set(study.draw(rows, params)) == set(study.CAPTION)
-    assert study.judge(rows, params) == []
+    assert set(study.draw(rows, run.params)) == set(run.file.captions)
+    assert run.judgements(rows) == []
 
 
 def test_an_orca_copies_whole_chunks_of_beams():
@@ -60,11 +62,11 @@ def test_an_orca_copies_whole_chunks_of_beams():
 
 @pytest.mark.parametrize("oracle, rises", [((1.6, 1.5, 1.4, 1.3), True), ((1.6, 1.5, 1.5, 1.3), False)])
 def test_the_papers_parameters_are_judged(oracle, rises):
-    params = study.Params()
+    run = experiment.open(STEM)
+    params = run.params
     slower = dict(zip([study.BASIC, "beam/2", "beam/4", "beam/6"], oracle))
     rows = [
         {
-            "part": "crossing",
             "panel": panel,
             "system": name,
             "seed": 0,
@@ -75,7 +77,7 @@ def test_the_papers_parameters_are_judged(oracle, rises):
         for name in params.systems
         for copies in ([True, False] if panel.startswith("beam") and name != "vllm" else [True])
     ]
-    judged = {judgement.claim_id: judgement for judgement in study.judge(pd.DataFrame(rows), params)}
+    judged = {judgement.claim_id: judgement for judgement in run.judgements(of_crossings(rows))}
     assert judged["gain-grows-with-sharing"].ours == {
         "basic": 1.25,
         "beam-6": pytest.approx(2 / 1.3, rel=1e-5),
@@ -87,11 +89,11 @@ def test_the_papers_parameters_are_judged(oracle, rises):
 
 
 def test_more_complex_decoding_must_gain_with_samples_and_with_beams():
-    params = study.Params()
-    rows = pd.DataFrame(
+    run = experiment.open(STEM)
+    params = run.params
+    rows = of_crossings(
         [
             {
-                "part": "crossing",
                 "panel": panel,
                 "system": name,
                 "seed": 0,
@@ -103,7 +105,7 @@ def test_more_complex_decoding_must_gain_with_samples_and_with_beams():
             for copies in (True, False)
         ]
     )
-    judged = {judgement.claim_id: judgement for judgement in study.judge(rows, params)}
+    judged = {judgement.claim_id: judgement for judgement in run.judgements(rows)}
     assert judged["larger-gains-elsewhere"].ours == {"more-complex-decoding": False}
     assert "parallel/6 1.33, beam/6 1.67" in judged["larger-gains-elsewhere"].note
 
@@ -112,7 +114,7 @@ def test_a_simulated_beam_search_must_be_told_which_beams_survive():
     trace = trace_of("alpaca", 1.0, 10.0, 0, None)
     sampling = SamplingParams(n=2, use_beam_search=True)
     with pytest.raises(UserError, match="which beams survive"):
-        serve(system("vllm"), deployment_of("opt-13b"), trace, study._costs("parallel/2"), sampling=sampling)
+        serve(system("vllm"), deployment_of("opt-13b"), trace, costs("parallel/2"), sampling=sampling)
 
 
 def test_replayed_beams_share_more_the_more_of_them_are_replaced():
@@ -125,7 +127,7 @@ def test_replayed_beams_share_more_the_more_of_them_are_replaced():
             system("vllm"),
             deployment_of("opt-13b"),
             trace,
-            study._costs("beam/2"),
+            costs("beam/2"),
             beams=Turnover(share),
             log=log,
             sampling=SamplingParams(n=4, use_beam_search=True),
@@ -140,10 +142,7 @@ def test_replayed_beams_share_more_the_more_of_them_are_replaced():
 def test_without_the_request_share_of_the_cost_one_sequence_costs_the_same():
     from repro.simulate.profiles import cost_model
 
-    apart, together = (
-        study._costs("parallel/2"),
-        cost_model("a100-2023", deployment_of("opt-13b"), anchor="opt-13b/alpaca"),
-    )
+    apart, together = (costs("parallel/2"), cost_model("a100-2023", deployment_of("opt-13b"), anchor="opt-13b/alpaca"))
     assert apart.per_seq_s + apart.per_group_s == pytest.approx(together.per_seq_s)
     with pytest.raises(UserError, match="per_request_ms"):
         cost_model("a100-2023", deployment_of("opt-13b"), per_request_ms=1.0)
@@ -152,7 +151,7 @@ def test_without_the_request_share_of_the_cost_one_sequence_costs_the_same():
 @pytest.mark.parametrize(
     "wrong, match",
     [
-        ({"methods": ("greedy",)}, "unknown method"),
+        ({"methods": ("greedy",)}, "one of 'parallel', 'beam', not .*greedy"),
         ({"widths": ()}, "widths"),
         ({"systems": ("orca",)}, "unknown system"),
         ({"max_seconds": -1.0}, "max_seconds"),
@@ -161,10 +160,10 @@ def test_without_the_request_share_of_the_cost_one_sequence_costs_the_same():
 )
 def test_what_cannot_be_is_refused(wrong, match):
     with pytest.raises(UserError, match=match):
-        study.Params(**wrong)
+        parameters(STEM, **wrong)
 
 
 def test_a_beam_step_costs_its_constant_and_samples_do_not():
-    with_beams, without = study._costs("beam/4"), study._costs("parallel/4")
+    with_beams, without = costs("beam/4"), costs("parallel/4")
     assert with_beams.fixed_s - without.fixed_s == pytest.approx(a100_2023()["beam_step_ms"] / 1e3)
     assert replace(with_beams, fixed_s=without.fixed_s) == without

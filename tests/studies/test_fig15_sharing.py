@@ -1,22 +1,30 @@
 """Fig. 15: what parallel samples save is what their prompts' full blocks are, and the study's checks."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
+from loads import parameters, rows_of
 
 from repro.engine.errors import UserError
+from repro.harness import experiment
+from repro.harness.tables import Rows
 from repro.studies import fig15_sharing as study
 from repro.studies.common import trace_of
+from repro.workloads import WORKLOADS
 
-
-def rows_of(params):
-    return pd.DataFrame([point.function(**point.arguments) for point in study.points(params)])
+STEM = "fig15_sharing"
 
 
 @pytest.fixture(scope="module")
 def small():
-    params = study.Params(workloads=("alpaca",), duration_s=30.0, seeds=(0,), methods=("parallel",))
-    return params, rows_of(params)
+    params = parameters(STEM, workloads=["alpaca"], duration_s=30.0, seeds=[0], methods=["parallel"])
+    return params, rows_of(study, params)["saving"]
+
+
+def as_rows(saving):
+    return Rows({"saving": saving}, study.TABLES)
 
 
 def test_more_samples_save_more_and_never_more_than_their_prompts_hold(small):
@@ -29,23 +37,21 @@ def test_more_samples_save_more_and_never_more_than_their_prompts_hold(small):
     assert shared.max() < 1.2 * shared.min()
 
 
-def test_one_prompt_of_known_length(monkeypatch):
+def test_one_prompt_of_known_length():
     """With prompts of 32 tokens and 17 outputs, two samples hold 3 blocks each, 2 of them shared, once they have
     parted."""
 
-    def fixed(*arguments):
-        trace = trace_of(*arguments)
+    def fixed(**arguments):
+        trace = trace_of("alpaca", lengths=None, **arguments)
         ones = np.ones(len(trace), dtype=np.int64)
-        return study.replace(trace, prompt_tokens=32 * ones, output_tokens=17 * ones)
+        return replace(trace, prompt_tokens=32 * ones, output_tokens=17 * ones)
 
-    monkeypatch.setattr(study, "trace_of", fixed)
-    row = study.saving("parallel", "alpaca", 20.0, None, 1.0, None, 2, 0, study.AS_DRAWN, None)
+    row = study.saving(replace(study.setup("parallel", "alpaca", 2, 20.0, 0), trace=fixed), rate=1.0)
     assert 100 * 2 / 6 <= row["saving"] <= 50  # all shared while the prompt runs: 50 %
 
 
 def test_outputs_dealt_out_anew_keep_the_prompts_and_fit_the_model():
-    trace = trace_of("sharegpt", 5.0, 200.0, 0, None)
-    other = study.without_dependence(trace, 2048)
+    trace, other = (make("sharegpt", 5.0, 200.0, 0, None) for make in (trace_of, study.independent_trace))
     assert (other.prompt_tokens == trace.prompt_tokens).all() and other.hash != trace.hash
     assert (other.prompt_tokens + other.output_tokens).max() <= 2048
     assert other.output_tokens.mean() == pytest.approx(trace.output_tokens.mean(), rel=0.02)
@@ -53,30 +59,28 @@ def test_outputs_dealt_out_anew_keep_the_prompts_and_fit_the_model():
 
 def test_figures_and_verdicts(small):
     params, rows = small
-    assert set(study.draw(rows, params)) == set(study.CAPTION)
-    assert study.judge(rows, params) == []  # not the paper's parameters
-    defaults = study.Params(methods=("parallel",))
-    rows = pd.concat([rows.assign(workload=workload) for workload in defaults.workloads])
-    judged = {judgement.claim_id: judgement for judgement in study.judge(rows, defaults)}
+    run = experiment.open(STEM, overrides={"methods": ["parallel"]})
+    assert set(study.draw(as_rows(rows), params)) == set(run.file.captions)
+    assert not params.as_in_paper and run.params.as_in_paper
+    rows = pd.concat([rows.assign(workload=workload) for workload in run.params.workloads])
+    judged = {judgement.claim_id: judgement for judgement in run.judgements(as_rows(rows))}
     assert list(judged["fig15-parallel-alpaca"].ours) == ["2", "4", "6"]
     assert len(judged["sharing-parallel-sharegpt"].ours) == 2
 
 
 def test_beams_share_more_than_parallel_samples_and_more_the_more_of_them_are_replaced(small):
-    params = study.Params(
-        workloads=("alpaca",), widths=(4,), beam_seconds=20.0, seeds=(0,), methods=("beam",), turnovers=(0.05, 0.5)
-    )
-    rows = rows_of(params)
+    small_beams = {"workloads": ["alpaca"], "widths": [4], "beam_seconds": 20.0, "turnovers": [0.05, 0.5]}
+    params = parameters(STEM, seeds=[0], methods=["beam"], **small_beams)
+    rows = rows_of(study, params)["saving"]
     made_up = rows.dropna(subset=["turnover"]).set_index("turnover")["saving"]
     recorded = rows[rows["turnover"].isna() & (rows["dependence"] == study.AS_DRAWN)]["saving"].iloc[0]
     parallel = small[1].query("width == 4 and dependence == @study.AS_DRAWN")["saving"].iloc[0]
     assert parallel < made_up[0.05] < recorded < made_up[0.5]
-    assert set(study.draw(rows, params)) == set(study.CAPTION)
+    run = experiment.open(STEM, overrides={"methods": ["beam"]})
+    assert set(study.draw(as_rows(rows), params)) == set(run.file.captions)
     # The same rows, as if they were the paper's runs:
-    rows = pd.concat(
-        [rows.assign(workload=workload, width=width) for workload in study.WORKLOADS for width in (2, 4, 6)]
-    )
-    judged = {judgement.claim_id: judgement for judgement in study.judge(rows, study.Params(methods=("beam",)))}
+    rows = pd.concat([rows.assign(workload=workload, width=width) for workload in WORKLOADS for width in (2, 4, 6)])
+    judged = {judgement.claim_id: judgement for judgement in run.judgements(as_rows(rows))}
     assert judged["beam-sharing-up-to-55"].ours == pytest.approx(recorded, rel=1e-5)
     assert "replaced at a step" in judged["sharing-beam-sharegpt"].note
 
@@ -84,7 +88,7 @@ def test_beams_share_more_than_parallel_samples_and_more_the_more_of_them_are_re
 @pytest.mark.parametrize(
     "wrong, match",
     [
-        ({"methods": ("greedy",)}, "unknown method 'greedy'"),
+        ({"methods": ("greedy",)}, "one of 'parallel', 'beam', not .*greedy"),
         ({"workloads": ("chat",)}, "unknown workload 'chat'"),
         ({"widths": (0,)}, "n = 0"),
         ({"rate_alpaca": 0.0}, "rate_alpaca"),
@@ -94,4 +98,4 @@ def test_beams_share_more_than_parallel_samples_and_more_the_more_of_them_are_re
 )
 def test_what_cannot_be_is_refused(wrong, match):
     with pytest.raises(UserError, match=match):
-        study.Params(**wrong)
+        parameters(STEM, **wrong)

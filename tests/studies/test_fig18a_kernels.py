@@ -5,9 +5,12 @@ import json
 
 import pandas as pd
 import pytest
+from loads import parameters, rows_of
 
 from repro import paths
 from repro.engine.errors import UserError
+from repro.harness import experiment
+from repro.harness.tables import Rows
 from repro.report import paper
 from repro.studies import fig18a_kernels as study
 
@@ -44,8 +47,7 @@ def record(folder, lines):
 
 @pytest.fixture(scope="module")
 def committed():
-    (point,) = study.points(study.Params())
-    return pd.DataFrame(point.function(**point.arguments))
+    return rows_of(study, parameters("fig18a_kernels"))
 
 
 def test_rows_are_those_of_the_decode_kernel_with_a_time_and_the_manifests_device(tmp_path):
@@ -56,29 +58,26 @@ def test_rows_are_those_of_the_decode_kernel_with_a_time_and_the_manifests_devic
         line(benchmark="prefill"),
         line(benchmark="fig18a", blocks="in order"),
     ]
-    rows = study.recorded(*record(tmp_path, lines), "recorded")
-    assert [(row["part"], row["kernel"], row["microseconds"], row["block_size"]) for row in rows] == [
+    tables = study.recorded(*record(tmp_path, lines), "recorded")
+    rows = [(name, row) for name in ("decode", "fig18a", "block_sizes") for row in tables[name]]
+    assert [(name, row["kernel"], row["microseconds"], row["block_size"]) for name, row in rows] == [
         ("decode", study.PERMUTED, 10.0, 16),
         ("decode", study.FLASH, 20.5, None),
         ("fig18a", study.IN_ORDER, 10.0, 16),
     ]
-    assert {(row["evidence"], row["device"]) for row in rows} == {("recorded", "GPU of the manifest")}
+    assert {(row["evidence"], row["device"]) for _, row in rows} == {("recorded", "GPU of the manifest")}
 
 
 def test_the_committed_record_covers_the_papers_shapes_and_both_head_layouts(committed):
-    times = study.paper_scale(committed)
+    times = study.paper_scale(committed["fig18a"])
     assert set(times.index) == {(batch, context) for batch in study.BATCHES for context in study.CONTEXTS}
     assert set(study.LOOKS) <= set(times.columns)
     assert times[list(study.LOOKS)].notna().all(axis=None)
-    cost = study.paging_cost(
-        committed[
-            (committed["part"] == "decode")
-            & (committed["dtype"] == "float16")
-            & committed["kernel"].isin((study.PERMUTED, study.IN_ORDER))
-        ]
-    )
+    decode = committed["decode"]
+    ours = decode["kernel"].isin((study.PERMUTED, study.IN_ORDER))
+    cost = study.paging_cost(decode[(decode["dtype"] == "float16") & ours])
     assert cost.groupby("heads").size().to_dict() == dict.fromkeys(study.HEADS, 21)
-    sizes = committed[committed["part"] == "block_sizes"].groupby(["heads", "batch", "context"])["block_size"]
+    sizes = committed["block_sizes"].groupby(["heads", "batch", "context"])["block_size"]
     assert set(sizes.agg(lambda found: tuple(sorted(found)))) == {(1, 2, 4, 8, 16, 32, 64, 128, 256)}
 
 
@@ -114,24 +113,24 @@ def test_the_claim_is_judged_by_graph_times_of_the_papers_shapes_only(tmp_path):
     for batch in study.BATCHES:
         for context in study.CONTEXTS:
             lines += shape(batch, context, 100 + batch + context / 32) + shape(batch, context, 900, "eager")
-    rows = pd.DataFrame(study.recorded(*record(tmp_path, lines), "recorded"))
-    (judged,) = study.judge(rows, study.Params())
+    rows = Rows.collect([study.recorded(*record(tmp_path, lines), "recorded")], study.TABLES)
+    (judged,) = experiment.open("fig18a_kernels").judgements(rows)
     assert judged.claim_id == "fig18a-kernel-overhead"
     assert judged.evidence == "recorded"
     assert judged.ours == pytest.approx([10, 40])
     assert "GPU of the manifest" in judged.note
     assert "25 to 44 % at batch 8, 19 to 26 % at batch 32" in judged.note
     assert "30 to 45 % less" in judged.note
-    assert study.judge(rows, study.Params(gpu="other")) == []
+    assert experiment.open("fig18a_kernels", overrides={"gpu": "h200"}).judgements(rows) == []  # named, not "auto"
 
 
-@pytest.mark.parametrize("dtype", study.DTYPES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_figure_is_drawn_and_has_a_caption(committed, dtype):
-    figures = study.draw(committed, study.Params(dtype=dtype))
-    assert set(figures) == set(study.CAPTION)
-    drawn = committed[
-        (committed["part"] == "decode") & (committed["dtype"] == dtype) & (committed["kernel"] != study.IN_ORDER)
-    ]
+    run = experiment.open("fig18a_kernels", overrides={"dtype": dtype})
+    figures = study.draw(committed, run.params)
+    assert set(figures) == set(run.file.captions)
+    decode = committed["decode"]
+    drawn = decode[(decode["dtype"] == dtype) & (decode["kernel"] != study.IN_ORDER)]
     lines = [line for axis in figures["fig18a_bandwidth"].axes for line in axis.lines]
     points = sum(len(line.get_xdata()) for line in lines if line.get_marker() != "None")
     assert points == len(drawn)
@@ -139,15 +138,16 @@ def test_every_figure_is_drawn_and_has_a_caption(committed, dtype):
 
 @pytest.mark.parametrize("missing", ["kernels.csv", "manifest.json"])
 def test_a_missing_file_is_named(tmp_path, monkeypatch, missing):
+    params = parameters("fig18a_kernels")
     monkeypatch.setenv("REPRO_ROOT", str(tmp_path))
     folder = paths.folders().experiments / "recorded" / "h200" / "kernels"
     record(folder, [line()])
-    assert len(study.points(study.Params())) == 1
+    assert len(study.points(params)) == 1
     (folder / missing).unlink()
     with pytest.raises(UserError, match=f"{folder / missing} is missing"):
-        study.points(study.Params())
+        study.points(params)
 
 
 def test_another_type_of_numbers_is_refused():
-    with pytest.raises(UserError, match="dtype = 'float32'"):
-        study.Params(dtype="float32")
+    with pytest.raises(UserError, match="'dtype' must be one of 'float16', 'bfloat16', not 'float32'"):
+        parameters("fig18a_kernels", dtype="float32")

@@ -2,25 +2,29 @@
 
 import pandas as pd
 import pytest
+from loads import parameters, rows_of
 
 from repro import paths
 from repro.engine.errors import UserError
+from repro.harness import experiment
 from repro.studies import fig18b_block_size as study
 
 HEADER = "benchmark,contender,heads,batch,context,block_size,us,device\n"
 
 
 def test_waste_grows_with_the_block_size_and_is_about_half_a_block():
-    params = study.Params(block_sizes=(4, 16, 64), rate_sharegpt=1.5, rate_alpaca=10.0, duration_s=60.0, gpu="none")
-    rows = pd.DataFrame([point.function(**point.arguments) for point in study.points(params)])
-    assert set(rows["effects"]) == {study.WASTE}  # no recording, no kernel
-    wasted = rows.set_index(["workload", "block_size"])["wasted"]
+    few = {"block_sizes": [4, 16, 64], "rate_sharegpt": 1.5, "rate_alpaca": 10.0, "duration_s": 60.0, "gpu": "none"}
+    run = experiment.open("fig18b_block_size", overrides=few)
+    rows = rows_of(study, run.params)
+    served = rows["served"]
+    assert set(served["effects"]) == {study.WASTE} and rows["kernel"].empty  # no recording, no kernel
+    wasted = served.set_index(["workload", "block_size"])["wasted"]
     for workload in ("sharegpt", "alpaca"):
         assert wasted[workload].is_monotonic_increasing
         # Half a block a sequence, less half a slot: 63 / 15 of that between blocks of 64 and of 16.
         assert 3 < wasted[workload, 64] / wasted[workload, 16] < 5.5
-    assert set(study.draw(rows, params)) == set(study.CAPTION)
-    assert study.judge(rows, params) == []
+    assert set(study.draw(rows, run.params)) == set(run.file.captions)
+    assert run.judgements(rows) == []
 
 
 def test_recorded_kernel_times_are_taken_over_the_reference_block_size(tmp_path):
@@ -41,15 +45,15 @@ def test_recorded_kernel_times_are_taken_over_the_reference_block_size(tmp_path)
 def test_the_kernel_counts_end_to_end_where_it_is_slower_and_blocks_are_no_larger_than_the_reference(
     tmp_path, monkeypatch
 ):
+    times = {4: 99, 8: 120, 16: 100, 128: 101}
+    params = parameters("fig18b_block_size", block_sizes=list(times), gpu="h200")
     monkeypatch.setenv("REPRO_ROOT", str(tmp_path))
     path = paths.folders().experiments / "recorded" / "h200" / "kernels" / "kernels.csv"
     path.parent.mkdir(parents=True)
-    times = {4: 99, 8: 120, 16: 100, 128: 101}
     path.write_text(
         HEADER + "".join(f"block_sizes,ours,40 x 128,64.0,ragged,{size}.0,{us},GPU\n" for size, us in times.items())
     )
-    points = study.points(study.Params(block_sizes=tuple(times), gpu="h200"))
-    both = [point.arguments for point in points if point.arguments.get("effects") == study.BOTH]
+    both = [point.arguments for point in study.points(params) if point.arguments.get("effects") == study.BOTH]
     assert {(run["block_size"], run["kernel"]) for run in both} == {(8, 1.2), (16, 1.0)}
 
 
@@ -63,32 +67,31 @@ def test_a_slower_kernel_serves_more_slowly():
     "turn, verdicts", [(False, {"sharegpt": True, "alpaca": True}), (True, {"sharegpt": False, "alpaca": False})]
 )
 def test_only_the_papers_ranking_counts(turn, verdicts):
-    params = study.Params()
-    rows = pd.DataFrame(
+    run = experiment.open("fig18b_block_size")
+    served = pd.DataFrame(
         [
             {
-                "part": "served",
                 "effects": study.WASTE,
                 "workload": workload,
                 "block_size": size,
                 "latency_s_per_token": 1 / size if turn else size,
             }
             for workload in ("sharegpt", "alpaca")
-            for size in params.block_sizes
+            for size in run.params.block_sizes
         ]
     )
-    (judged,) = study.judge(rows, params)
+    (judged,) = run.judgements({"served": served})
     assert judged.ours == verdicts
 
 
 @pytest.mark.parametrize(
     "wrong, match",
     [
-        ({"block_sizes": (3,)}, "block_size"),
-        ({"block_sizes": ()}, "block_sizes"),
+        ({"block_sizes": [3]}, "block_size"),
+        ({"block_sizes": []}, "block_sizes"),
         ({"rate_alpaca": -1.0}, "rate_alpaca"),
     ],
 )
 def test_what_cannot_be_is_refused(wrong, match):
     with pytest.raises(UserError, match=match):
-        study.Params(**wrong)
+        parameters("fig18b_block_size", **wrong)

@@ -2,24 +2,24 @@
 
 import pandas as pd
 import pytest
+from loads import parameters, rows_of
 
 from repro.engine.errors import UserError
+from repro.harness import experiment
 from repro.report import paper
 from repro.studies import fig19_preemption as study
+
+FEW = {"rates": [6.0, 4.0], "block_sizes": [16, 64], "duration_s": 60.0, "seeds": [0]}
 
 
 @pytest.fixture(scope="module")
 def small():
-    params = study.Params(rates=(6.0, 4.0), block_sizes=(16, 64), duration_s=60.0, seeds=(0,))
-    rows = []
-    for point in study.points(params):
-        found = point.function(**point.arguments)
-        rows += found if isinstance(found, list) else [found]
-    return params, pd.DataFrame(rows)
+    run = experiment.open("fig19_preemption", overrides=FEW)
+    return run, rows_of(study, run.params)
 
 
 def test_swapping_falls_with_the_block_size_and_recomputation_does_not_depend_on_it(small):
-    alone = small[1].query("part == 'alone'").pivot(index="block_size", columns="way", values="milliseconds")
+    alone = small[1]["alone"].pivot(index="block_size", columns="way", values="milliseconds")
     for way in ("swap-in", "swap-out", "swap-in+out"):
         assert alone[way].is_monotonic_decreasing
     assert alone["recompute"].nunique() == 1
@@ -27,37 +27,31 @@ def test_swapping_falls_with_the_block_size_and_recomputation_does_not_depend_on
 
 
 def test_the_two_calibrated_numbers_describe_the_papers_swap_curves(small):
-    alone = small[1].query("part == 'alone'").set_index(["way", "block_size"])["milliseconds"]
+    alone = small[1]["alone"].set_index(["way", "block_size"])["milliseconds"]
     for size, drawn in paper.points("fig19a", "swap-in+out"):
         # At block size 1 the paper's line bends: 256 blocks cost less than twice 128.
         assert alone["swap-in+out", size] == pytest.approx(drawn, rel=0.08)
 
 
 def test_runs_preempt_and_differ_by_the_way_of_preemption(small):
-    params, rows = small
-    runs = rows[rows["part"] == "end to end"]
-    assert (runs["preemptions"] > 0).all()
-    assert all(difference > 0 for rate in params.rates for difference in study.differences(rows, rate).values())
-    assert set(study.draw(rows, params)) == set(study.CAPTION)
-    assert study.judge(rows, params) == []
+    run, rows = small
+    served = rows["end_to_end"]
+    assert (served["preemptions"] > 0).all()
+    assert all(difference > 0 for rate in run.params.rates for difference in study.differences(served, rate).values())
+    assert set(study.draw(rows, run.params)) == set(run.file.captions)
+    assert run.judgements(rows) == []
 
 
 def test_the_papers_parameters_are_judged(small):
-    params = study.Params()
+    papers = experiment.open("fig19_preemption")
     runs = [
-        {
-            "part": "end to end",
-            "way": way,
-            "rate": rate,
-            "block_size": size,
-            "latency_s_per_token": 0.1 + 0.01 * (way == "swap"),
-        }
-        for rate in params.rates
-        for size in params.block_sizes
+        {"way": way, "rate": rate, "block_size": size, "latency_s_per_token": 0.1 + 0.01 * (way == "swap")}
+        for rate in papers.params.rates
+        for size in papers.params.block_sizes
         for way in study.MODES
     ]
-    rows = pd.concat([small[1].query("part == 'alone'"), pd.DataFrame(runs)])
-    judged = {judgement.claim_id: judgement for judgement in study.judge(rows, params)}
+    rows = {"alone": small[1]["alone"], "recorded": pd.DataFrame(), "end_to_end": pd.DataFrame(runs)}
+    judged = {judgement.claim_id: judgement for judgement in papers.judgements(rows)}
     assert judged["fig19b-comparable"].ours == 10
     assert judged["fig19a-20-percent"].ours > 100
 
@@ -96,14 +90,7 @@ def test_recorded_recomputations_are_those_of_256_tokens(tmp_path):
 def recorded(times):
     return pd.DataFrame(
         [
-            {
-                "part": "recorded",
-                "way": way,
-                "block_size": size,
-                "milliseconds": ms,
-                "device": "GPU",
-                "evidence": "recorded",
-            }
+            {"way": way, "block_size": size, "milliseconds": ms, "device": "GPU", "evidence": "recorded"}
             for way, curve in times.items()
             for size, ms in zip(study.BLOCK_SIZES, curve)
         ]
@@ -125,7 +112,7 @@ FLAT, FALLING = [10.0] * 8 + [10.9], [float(900 - 100 * index) for index in rang
 )
 def test_the_shapes_are_judged_by_recorded_rows_alone(changed, held):
     times = {study.RECOMPUTE: FLAT, study.SWAP_2023: FALLING, study.SWAP_BATCHED: FLAT} | changed
-    (judged,) = study._judge_shapes(recorded(times))
+    (judged,) = study.judge_shapes(recorded(times))
     assert (judged.claim_id, judged.ours, judged.evidence) == ("fig19a-recompute-flat", held, "recorded")
 
 
@@ -133,43 +120,49 @@ def test_the_shapes_are_judged_by_recorded_rows_alone(changed, held):
 def test_without_all_recorded_rows_the_shapes_are_not_judged(lost):
     rows = recorded({study.RECOMPUTE: FLAT, study.SWAP_2023: FALLING, study.SWAP_BATCHED: FLAT})
     kept = rows[rows["way"] != lost] if lost else rows[rows["block_size"] != 64]
-    assert study._judge_shapes(kept) == study._judge_shapes(rows[:0]) == []
+    assert study.judge_shapes(kept) == study.judge_shapes(rows[:0]) == []
 
 
 def test_where_only_a_part_was_measured_here_the_evidence_is_the_weaker_and_both_devices_are_named():
     rows = recorded({study.RECOMPUTE: FLAT, study.SWAP_2023: FALLING, study.SWAP_BATCHED: FLAT})
     rows.loc[rows["way"] == study.RECOMPUTE, ["evidence", "device"]] = ["measured", "mine"]
-    (judged,) = study._judge_shapes(rows)
+    (judged,) = study.judge_shapes(rows)
     assert judged.evidence == "recorded"
-    assert judged.note.startswith("mine, GPU, ")
+    assert judged.facts["devices"] == "mine, GPU"
+    note = experiment.parameter_file("fig19_preemption").notes["fig19a-recompute-flat"]
+    assert note.format(**judged.facts).startswith("mine, GPU, ")
 
 
 def test_a_gpu_that_is_not_recorded_leaves_the_rest_as_it_is(small):
-    params = study.Params(rates=(6.0, 4.0), block_sizes=(16, 64), duration_s=60.0, seeds=(0,), gpu="none")
+    params = parameters("fig19_preemption", **FEW, gpu="none")
     assert not [point for point in study.points(params) if point.function.__name__.startswith("recorded")]
-    rows = small[1].query("part != 'recorded'")
-    labels = {text.get_text() for text in study.draw(rows, params)["fig19_preemption"].axes[0].get_legend().get_texts()}
-    both = {
-        text.get_text() for text in study.draw(*reversed(small))["fig19_preemption"].axes[0].get_legend().get_texts()
+    run, rows = small
+
+    def labels(rows, params):
+        legend = study.draw(rows, params)["fig19_preemption"].axes[0].get_legend()
+        return {text.get_text() for text in legend.get_texts()}
+
+    without = {**rows, "recorded": rows["recorded"][:0]}
+    assert labels(rows, run.params) - labels(without, params) == {
+        f"recorded: {label}" for label, *_ in study.RECORDED.values()
     }
-    assert both - labels == {f"recorded: {label}" for label, *_ in study.RECORDED.values()}
 
 
 def test_the_committed_rows_have_every_block_size(small):
-    (judged,) = study._judge_shapes(small[1].query("part == 'recorded'"))
+    (judged,) = study.judge_shapes(small[1]["recorded"])
     assert judged.ours is True
 
 
 @pytest.mark.parametrize(
     "wrong, match",
     [
-        ({"rates": ()}, "rates"),
-        ({"rates": (0.0,)}, "rates"),
-        ({"block_sizes": (48,)}, "block_size"),
-        ({"seeds": (-1,)}, "seeds"),
+        ({"rates": []}, "rates"),
+        ({"rates": [0.0]}, "rates"),
+        ({"block_sizes": [48]}, "block_size"),
+        ({"seeds": [-1]}, "seeds"),
         ({"duration_s": 0.0}, "duration_s"),
     ],
 )
 def test_what_cannot_be_is_refused(wrong, match):
     with pytest.raises(UserError, match=match):
-        study.Params(**wrong)
+        parameters("fig19_preemption", **wrong)

@@ -6,41 +6,43 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
+from loads import parameters, rows_of
 
 from repro.engine.errors import UserError
+from repro.harness import experiment
 from repro.report.claims.claim import judge_entry, load
 from repro.studies import saturated_queue as study
-from repro.studies.saturated import Load, Setup, head, lengths, requests, steps
+from repro.studies.saturated import SETUPS, Setup, head, lengths, replay, requests, steps
 
-SMALL = Load(kv_slots=82_000, max_num_seqs=32, warmup_steps=60, steps=60, mean_output=32)
+LOAD = parameters("saturated_queue").load
+SMALL = replace(LOAD, kv_slots=82_000, max_num_seqs=32, warmup_steps=60, steps=60, mean_output=32)
 
 
 def test_lengths_are_uniform_and_prompts_do_not_depend_on_the_spread():
-    prompts, outputs = lengths(20_000, Load(), 100, seed=3)
+    prompts, outputs = lengths(20_000, LOAD, 100, seed=3)
     assert (prompts.min(), prompts.max(), outputs.min(), outputs.max()) == (1000, 7000, 1, 511)
     for values, bins in ((prompts, 6), (outputs, 7)):
         assert np.histogram(values, bins)[0] == pytest.approx(20_000 / bins, rel=0.06)
-    same, equal = lengths(20_000, Load(), 0, seed=3)
+    same, equal = lengths(20_000, LOAD, 0, seed=3)
     assert (same == prompts).all() and set(equal) == {256}
-    assert {request.output_tokens for request in requests(Setup("contiguous", declared=100), Load(), 3)[0]} == set(
+    assert {request.output_tokens for request in requests(Setup("contiguous", declared=100), LOAD, 3)[0]} == set(
         range(1, 101)
     )
 
 
 def test_a_declared_length_fills_the_pool_with_chunks_of_a_power_of_two():
     setup = Setup("contiguous", declared=16384)
-    for scheduler, _output in steps(setup, replace(Load(), warmup_steps=3, steps=3), requests(setup, Load(), 0)[0]):
-        assert scheduler.num_seqs == 405_239 // 32_768 == 12
+    for scheduler, _output in steps(setup, replace(LOAD, warmup_steps=3, steps=3), requests(setup, LOAD, 0)[0]):
+        assert scheduler.running.num_seqs == 405_239 // 32_768 == 12
         needed, free, largest = head(scheduler)
         assert needed == 32_768 and free == largest == 405_239 - 12 * 32_768
 
 
-@pytest.mark.parametrize("setup", study.SETUPS.values(), ids=study.SETUPS)
+@pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
 def test_counts_and_shares_are_consistent(setup):
-    row = study.replay("any", setup, SMALL, seed=1)
-    assert row == study.replay("any", setup, SMALL, seed=1)
+    row = replay("any", setup, SMALL, seed=1)
+    assert row == replay("any", setup, SMALL, seed=1)
     assert sum(row[part] for part in ("token_states", "reserved", "internal", "rounding", "free")) == pytest.approx(
         100
         * (SMALL.kv_slots // setup.block_size * setup.block_size if setup.memory == "paged" else SMALL.kv_slots)
@@ -61,10 +63,10 @@ def test_counts_and_shares_are_consistent(setup):
 
 
 def test_a_row_is_what_the_steps_add_up_to():
-    setup, slow = study.SETUPS["paged (equal outputs)"], replace(SMALL, mean_output=300, steps=300)
-    row = study.replay("any", setup, slow, seed=0)
+    setup, slow = SETUPS["paged (equal outputs)"], replace(SMALL, mean_output=300, steps=300)
+    row = replay("any", setup, slow, seed=0)
     seen = [
-        (len(scheduler.running), [victim.num_generated(0) for victim in output.preempted], output.iteration)
+        (len(scheduler.running), [victim.generated_before for victim in output.preempted], output.iteration)
         for scheduler, output in steps(setup, slow, requests(setup, slow, 0)[0])
     ]
     assert [iteration for *_, iteration in seen] == list(range(60, 360))
@@ -74,7 +76,7 @@ def test_a_row_is_what_the_steps_add_up_to():
 
 
 def test_memory_alone_decides_and_an_empty_queue_is_noticed():
-    setup = study.SETUPS["paged"]
+    setup = SETUPS["paged"]
     with pytest.raises(AssertionError, match="dry"):
         list(steps(setup, SMALL, requests(setup, SMALL, 0)[0][:20]))
     sequences = [len(scheduler.running) for scheduler, _ in steps(setup, SMALL, requests(setup, SMALL, 0)[0])]
@@ -83,38 +85,33 @@ def test_memory_alone_decides_and_an_empty_queue_is_noticed():
 
 @pytest.fixture(scope="module")
 def small_run():
-    params = study.Params(warmup_steps=20, steps=60, seeds=(0,))
-    rows = []
-    for point in study.points(params):
-        found = point.function(**point.arguments)
-        rows += found if isinstance(found, list) else [found]
-    return params, pd.DataFrame(rows)
+    run = experiment.open("saturated_queue", overrides={"warmup_steps": 20, "steps": 60, "seeds": [0]})
+    return run, rows_of(study, run.params)
 
 
 def test_the_study_runs_draws_and_judges_only_the_documented_assumptions(small_run):
-    params, rows = small_run
-    assert set(rows["setup"].dropna()) == set(study.SETUPS) and {"evidence", "device", "seed", "trace_hash"} <= set(
-        rows
-    )
-    assert set(study.draw(rows, params)) == set(study.CAPTION)
-    assert study.judge(rows, params) == []
-    paged, contiguous = (
-        rows.loc[rows["setup"] == name, "tokens_per_step"].iloc[0] for name in ("paged", "contiguous (2048)")
-    )
-    assert paged > 1.5 * contiguous
+    run, rows = small_run
+    assert set(rows["replay"]["setup"]) == set(SETUPS)
+    assert all({"evidence", "device", "seed", "trace_hash"} <= set(table) for table in rows.values())
+    assert set(study.draw(rows, run.params)) == set(run.file.captions)
+    assert run.judgements(rows) == []
+    tokens = rows["replay"].set_index("setup")["tokens_per_step"]
+    assert tokens["paged"] > 1.5 * tokens["contiguous (2048)"]
 
 
 def test_judgements_have_the_claims_keys_and_follow_the_rows(small_run):
     _, rows = small_run
-    claims = load()
-    judged = {one.claim_id: one for one in study.judge(rows, study.Params())}
+    papers, claims = experiment.open("saturated_queue"), load()
+    judged = {one.claim_id: one for one in papers.judgements(rows)}
     verdicts = {claim_id: judge_entry(claims[claim_id], one.ours)[0] for claim_id, one in judged.items()}
     assert len(judged) == 12 and "not run" not in verdicts.values()
     assert verdicts["last-block-bound"] == verdicts["explainer-first-block"] == "reproduced"
-    worse = rows.assign(empty_slots_most=16.0, largest_run=rows["free_slots"])
-    judged = {
-        one.claim_id: judge_entry(claims[one.claim_id], one.ours)[0] for one in study.judge(worse, study.Params())
+    replays, queue = rows["replay"], rows["head"]
+    worse = rows | {
+        "replay": replays.assign(empty_slots_most=16),
+        "head": queue.assign(largest_run=queue["free_slots"]),
     }
+    judged = {one.claim_id: judge_entry(claims[one.claim_id], one.ours)[0] for one in papers.judgements(worse)}
     assert judged["last-block-bound"] == judged["explainer-first-block"] == "differs"
 
 
@@ -122,7 +119,7 @@ def test_judgements_have_the_claims_keys_and_follow_the_rows(small_run):
     "wrong, match",
     [
         ({"steps": 0}, "steps"),
-        ({"seeds": ()}, "seeds"),
+        ({"seeds": []}, "seeds"),
         ({"warmup_steps": -1}, "warmup_steps"),
         ({"shortest_prompt": 900}, "shortest_prompt"),
         ({"longest_prompt": 30_000}, "longest_prompt"),
@@ -131,4 +128,4 @@ def test_judgements_have_the_claims_keys_and_follow_the_rows(small_run):
 )
 def test_what_cannot_be_is_refused(wrong, match):
     with pytest.raises(UserError, match=match):
-        study.Params(**wrong)
+        parameters("saturated_queue", **wrong)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from loads import parameters
 from test_fig12_measured import folder, write  # noqa: F401 (a fixture)
 
 from repro.bench.serving import calibrate
@@ -68,7 +69,7 @@ def measured_runs():
 def test_runs_of_a_machine_that_is_its_table_are_predicted_exactly(folder):
     """Through the file and back: trace, window, pool, samples and rates are those of the measured run."""
     write(folder, [*measured_runs(), *grid()])
-    *on_gpu, here = study.points(study.Params())
+    *on_gpu, here = study.points(parameters("sim_vs_real"))
     assert (
         len(on_gpu) == 3
         and here.function is study.measured_here
@@ -80,7 +81,7 @@ def test_runs_of_a_machine_that_is_its_table_are_predicted_exactly(folder):
     found = study.errors(rows)
     assert len(found) == 3 and found.abs().max().max() < 1e-6
     assert found["latency_s_per_token"].notna().sum() == 1  # saturated runs have none
-    figure = study.draw(rows, study.Params())["sim_vs_real"]
+    figure = study.draw({"runs": rows}, parameters("sim_vs_real"))["sim_vs_real"]
     for axis in figure.axes[:4]:
         points = [line for line in axis.lines if line.get_marker() not in ("None", None, "")]
         assert points and all(line.get_xdata() == pytest.approx(line.get_ydata()) for line in points)
@@ -90,7 +91,7 @@ def test_recorded_runs_are_predicted_within_the_bounds_that_the_project_sets_its
     """The H200 from its step times alone, with the bounds of docs/a100.md: saturated throughput of each system within 5
     %, in the median closer, since below saturation the arrivals decide it; the median error of latency below 10 %, of
     memory and batch below 5 %."""
-    *on_gpu, _ = study.points(study.Params("h200"))
+    *on_gpu, _ = study.points(parameters("sim_vs_real", gpu="h200"))
     found = study.errors(rows_of(on_gpu))
     assert len(found) == 2 * 5 * (1 + 3) + 2  # two traces, five systems, saturated and three rates; three samples
     full = found.xs("saturated", level="kind")["tokens_per_s"].abs()
@@ -102,7 +103,7 @@ def test_recorded_runs_are_predicted_within_the_bounds_that_the_project_sets_its
 
 def test_without_a_grid_on_this_machine_the_recorded_rows_are_taken(folder):
     write(folder, list(measured_runs()))
-    assert all(point.arguments["evidence"] == "recorded" for point in study.points(study.Params())[:-1])
+    assert all(point.arguments["evidence"] == "recorded" for point in study.points(parameters("sim_vs_real"))[:-1])
 
 
 def test_errors_are_the_prediction_over_the_measurement():
@@ -134,7 +135,7 @@ def test_errors_are_the_prediction_over_the_measurement():
 )
 def test_bad_parameters_are_refused_by_name(changes, named):
     with pytest.raises(UserError, match=named):
-        study.Params(**changes)
+        parameters("sim_vs_real", **changes)
 
 
 def test_a_tiny_model_is_measured_and_predicted_on_this_cpu(monkeypatch):
@@ -168,5 +169,6 @@ def test_a_tiny_model_is_measured_and_predicted_on_this_cpu(monkeypatch):
     )  # other work may take the processor at any time
     # Orca (Max) reserves the model's length whatever happens: its batch is four requests in both worlds.
     assert full["mean_batch"].xs("orca-max", level="system").abs().max() < 5
-    figures = study.draw(rows, smoke.params)
-    assert set(figures) == set(study.CAPTION) and study.judge(rows, smoke.params) == []
+    tables = {"runs": rows}
+    assert set(study.draw(tables, smoke.params)) == set(smoke.file.captions)
+    assert study.judge(tables, smoke.params) == []

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import replace
 from itertools import pairwise
 
-import pandas as pd
 import pytest
+from loads import parameters, rows_of
 
 from repro.engine.chunked import ChunkedPrefillConfig, ChunkedPrefillScheduler
 from repro.engine.errors import UserError
@@ -16,6 +15,8 @@ from repro.engine.loop import Engine, Observer
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.scheduler import Prefill
 from repro.engine.sequence import Request, SamplingParams
+from repro.harness import experiment
+from repro.harness.tables import Rows
 from repro.report.claims.claim import judge_entry, load
 from repro.simulate.cost_model import CostModel
 from repro.simulate.executor import SimulatedExecutor
@@ -123,13 +124,14 @@ def test_gaps_between_tokens_are_those_of_the_tokens_own_times():
 
 
 def test_the_quiz_needs_no_preemption_in_its_pool_but_would_in_a_smaller_one(monkeypatch):
-    (row, *steps) = study.quiz_run(*study.SHOWN)
+    found = study.quiz_run(*study.SHOWN)
+    (row,), steps = found["quiz"], found["steps"]
     assert row["preemptions"] == 0 and row["decodes_first"] and row["prompts_cut"] and row["most_blocks"] <= 4835
     assert sum(step["prompt_tokens"] for step in steps) == 100 * 256 + 5 * 8000
     assert sum(step["decodes"] for step in steps) == 105 * 99  # the first token comes with the prompt
     assert all(step["decodes"] + step["prompt_tokens"] <= study.SHOWN[1] for step in steps)
     monkeypatch.setattr(study, "QUIZ_BLOCKS", 4000)
-    assert study.quiz_run("short first", 8192)[0]["preemptions"] > 0
+    assert study.quiz_run("short first", 8192)["quiz"][0]["preemptions"] > 0
 
 
 def test_only_budgets_up_to_the_maximum_length_are_refused_and_in_words_that_help():
@@ -148,43 +150,35 @@ def test_only_budgets_up_to_the_maximum_length_are_refused_and_in_words_that_hel
 
 @pytest.fixture(scope="module")
 def small_run():
-    params = study.Params(
-        rates_sharegpt=(1.0,), rates_chatbot=(0.4, 0.8), budgets=(64, 2048), duration_s=60.0, seeds=(0,)
-    )
-    rows = []
-    for point in study.points(params):
-        found = point.function(**point.arguments)
-        rows += found if isinstance(found, list) else [found]
-    return params, pd.DataFrame(rows)
+    small = {"rates_sharegpt": [1.0], "rates_chatbot": [0.4, 0.8], "budgets": [64, 2048], "duration_s": 60.0}
+    run = experiment.open("token_budget", overrides={**small, "seeds": [0]})
+    return run, rows_of(study, run.params)
 
 
 def test_the_study_runs_draws_and_judges_only_its_own_parameters(small_run):
-    params, rows = small_run
-    served = rows[rows["part"] == "served"]
-    assert len(served) == 6 and served["decodes_first"].all()
-    assert set(study.draw(rows, params)) == set(study.CAPTION)
-    assert study.judge(rows, params) == []
+    run, rows = small_run
+    assert len(rows["served"]) == 6 and rows["served"]["decodes_first"].all()
+    assert set(study.draw(rows, run.params)) == set(run.file.captions)
+    assert run.judgements(rows) == []
 
 
 def test_verdicts_follow_the_rows(small_run):
     _, rows = small_run
-    claims = load()
+    claims, run = load(), experiment.open("token_budget")
 
-    def verdicts(changed: pd.DataFrame) -> dict[str, str]:
-        return {
-            one.claim_id: judge_entry(claims[one.claim_id], one.ours)[0] for one in study.judge(changed, study.Params())
-        }
+    def verdicts(changed: Rows) -> dict[str, str]:
+        return {one.claim_id: judge_entry(claims[one.claim_id], one.ours)[0] for one in run.judgements(changed)}
 
     assert set(verdicts(rows).values()) == {"reproduced"} and len(verdicts(rows)) == 5
-    large = rows["budget"] == 2048
-    broken = rows.assign(
-        decodes_first=False,
-        preemptions=1,
-        empty_slots_most=16,
-        refused=False,
-        first_mean_ms=rows["first_mean_ms"].where(~large, 1e6),
-    )
-    assert set(verdicts(broken).values()) == {"differs"}
+    served = rows["served"]
+    late = served["first_mean_ms"].where(served["budget"] != 2048, 1e6)
+    broken = {
+        "refusals": rows["refusals"].assign(refused=False),
+        "served": served.assign(decodes_first=False, first_mean_ms=late),
+        "quiz": rows["quiz"].assign(preemptions=1, empty_slots_most=16),
+        "steps": rows["steps"],
+    }
+    assert set(verdicts(Rows(broken, study.TABLES)).values()) == {"differs"}
 
 
 @pytest.mark.parametrize(
@@ -199,4 +193,4 @@ def test_verdicts_follow_the_rows(small_run):
 )
 def test_what_cannot_be_is_refused(wrong, match):
     with pytest.raises(UserError, match=match):
-        replace(study.Params(), **wrong)
+        parameters("token_budget", **wrong)

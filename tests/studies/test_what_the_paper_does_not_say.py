@@ -2,51 +2,64 @@
 
 import pandas as pd
 import pytest
+from loads import parameters, rows_of
 
 from repro.engine.errors import UserError
 from repro.engine.loop import Engine
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.scheduler import Scheduler, SchedulerConfig
 from repro.engine.sequence import Request, SamplingParams
+from repro.harness import experiment
+from repro.harness.tables import Rows
 from repro.report import paper
-from repro.report.claims.claim import EVIDENCE
+from repro.report.claims.claim import EVIDENCE, Judgement
 from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.profiles import cost_model
 from repro.studies import both_readings
 from repro.studies import what_the_paper_does_not_say as study
 from repro.studies.common import deployment_of
 
+STEM = "what_the_paper_does_not_say"
+SMALL = {"rates_sharegpt": [1.5, 2.0], "rates_alpaca": [25.0, 30.0], "max_seconds": 20.0, "precision": 0.3}
+RUN = experiment.open(STEM, overrides=SMALL)
+
 
 @pytest.fixture(scope="module")
 def rows():
-    params = study.Params(rates_sharegpt=(1.5, 2.0), rates_alpaca=(25.0, 30.0), max_seconds=20.0, precision=0.3)
-    found = []
-    for point in study.points(params):
-        made = point.function(**point.arguments)
-        found += made if isinstance(made, list) else [made]
-    return pd.DataFrame(found)
+    return rows_of(study, RUN.params)
 
 
 def test_small_runs_are_drawn_and_not_judged(rows):
-    params = study.Params(max_seconds=20.0)
-    assert set(study.draw(rows, params)) == set(study.CAPTION)
-    assert study.judge(rows, params) == []
-    assert {"evidence", "device", "seed", "trace_hash"} <= set(rows)
+    assert {*study.draw(rows, RUN.params), *RUN.tables(rows)} == set(RUN.file.captions)
+    assert RUN.judgements(rows) == []
+    assert all({"evidence", "device", "seed", "trace_hash"} <= set(table) for table in rows.values())
 
 
 def test_every_item_has_two_readings_and_ours(rows):
-    items = both_readings.readings(rows)
-    assert len({where for where, *_ in items}) == len(items) >= 15
-    for item in items:
+    items = RUN.tables(rows)[STEM]
+    assert list(items) == ["where", "one reading", "another reading", "ours", "evidence"]
+    assert items["where"].nunique() == len(items) >= 15
+    for item in items.itertuples(index=False):
         assert all(text.strip() for text in item)
         assert item.evidence in EVIDENCE
         assert not any(bad in " ".join(item) for bad in ("nan", "None", "{"))
-    by_place = {where: texts for where, *texts in items}
-    one, other, ours, _ = by_place["Table 1: OPT-66B's slots"]
+    by_place = items.set_index("where")
+    one, other, ours, _ = by_place.loc["Table 1: OPT-66B's slots"]
     assert "21.3" in one and "9,557" in other and "9,700" in ours
-    assert "14,648" in by_place["Table 1: GB"][1]
-    assert "26 to 117 %" in by_place["§7.3: recomputing never above 20 % of swapping"][0]
-    assert "at most 6.6" in by_place["§6.2: 8x over Orca (Max)"][1]
+    assert "14,648" in by_place.at["Table 1: GB", "another reading"]
+    assert "26 to 117 %" in by_place.at["§7.3: recomputing never above 20 % of swapping", "one reading"]
+    assert "at most 6.6" in by_place.at["§6.2: 8x over Orca (Max)", "another reading"]
+
+
+def test_the_table_is_saved_whole_as_a_fragment_of_html(rows, tmp_path, monkeypatch):
+    monkeypatch.setenv("REPRO_RESULTS_DIR", str(tmp_path))
+    run = experiment.open(STEM, overrides=SMALL)
+    run.draw(rows)
+    text = (run.folders.figures / f"{STEM}.html").read_text(encoding="utf-8")
+    assert text.startswith(f"<!-- experiment {STEM}, rows {rows.hash()} -->") and text.rstrip().endswith("</table>")
+    assert text.count("<tr") == len(RUN.tables(rows)[STEM]) + 1
+    assert "only so do the printed digits come out</td>" in text  # nothing is cut short
+    assert "Fig. 2: external &amp; others, Pow2 and Oracle" in text
 
 
 @pytest.mark.parametrize("kind", [Scheduler, study.UntilCompleted])
@@ -63,18 +76,19 @@ def test_swapped_blocks_outnumber_the_pool_unless_the_swap_space_forbids_it(kind
 
 @pytest.mark.parametrize("swapped, verdict", [([20, 24], True), ([20, 25], False)])
 def test_the_bound_is_judged_on_every_step(swapped, verdict):
-    params = study.Params()
-    case = [
-        {"part": "swap", "num_cpu_blocks": cpu, "num_blocks": 24, "swapped": blocks}
-        for cpu in (24, 1000)
-        for blocks in swapped
-    ]
-    served = [{"part": "swap in service", "rate": 2.01, "num_blocks": 983, "swapped": 300}]
-    (judged,) = study.judge(pd.DataFrame(case + served), params)
-    assert judged.claim_id == "swap-bounded-by-gpu" and judged.ours is verdict and f"up to {swapped[1]}" in judged.note
-    served[0]["swapped"] = 984
-    (judged,) = study.judge(pd.DataFrame(case + served), params)
-    assert judged.ours is False
+    run = experiment.open(STEM)
+    case = [{"num_cpu_blocks": cpu, "num_blocks": 24, "swapped": blocks} for cpu in (24, 1000) for blocks in swapped]
+    served = {"rate": 2.01, "num_blocks": 983, "swapped": 300}
+
+    def judged() -> Judgement:
+        tables = {"swap": pd.DataFrame(case), "served_swapping": pd.DataFrame([served])}
+        (one,) = run.judgements(Rows(tables, study.TABLES))
+        return one
+
+    one = judged()
+    assert one.claim_id == "swap-bounded-by-gpu" and one.ours is verdict and f"up to {swapped[1]}" in one.note
+    served["swapped"] = 984
+    assert judged().ours is False
 
 
 def test_to_the_letter_nothing_new_starts_while_a_preempted_request_is_unfinished():
@@ -122,10 +136,10 @@ def test_ratios_are_read_at_equal_latency():
         ({"rates_alpaca": ()}, "rates_alpaca"),
         ({"rates_sharegpt": (-1.0,)}, "rates_sharegpt"),
         ({"max_seconds": 0.0}, "max_seconds"),
-        ({"seed": -1}, "seeds"),
+        ({"seed": -1}, "seed"),
         ({"precision": 0.0}, "precision"),
     ],
 )
 def test_what_cannot_be_is_refused(wrong, match):
     with pytest.raises(UserError, match=match):
-        study.Params(**wrong)
+        parameters(STEM, **wrong)

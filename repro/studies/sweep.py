@@ -1,0 +1,234 @@
+"""Sweeps over the request rate: a set-up's latency at given rates, and the rate at which it reaches 0.5 s/token.
+
+Fig. 12, 14, 16 and 17 are such sweeps. Their studies state the set-ups; points, rows (tables `latency` and `crossing`),
+drawing and summing up are here. The crossing is bisected on our own curve, so it needs no grid of rates.
+
+The module has `points` and `draw` like a study, and so a kept result depends on the definitions that computed it only,
+not on how it is drawn (repro.harness.sources).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from repro.engine.config import Deployment
+from repro.engine.executor import ParentChoices
+from repro.engine.loop import Observer
+from repro.engine.sequence import SamplingParams
+from repro.engine.systems import System
+from repro.harness.experiment import Point
+from repro.harness.parameters import Parameters
+from repro.report import paper
+from repro.simulate.beams import KINDS, recording
+from repro.simulate.cost_model import CostModel
+from repro.simulate.profiles import context_splits
+from repro.simulate.serve import Served, crossing, serve
+from repro.studies.common import Positive, Seeds, about, costs_of_samples, deployment_of
+from repro.workloads import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LEVEL = 0.5  # s/token
+TITLE = "Crossing of 0.5 s/token"
+#: What the cost model leaves open, beside its anchor: name -> arguments of `cost_model`.
+OPEN: dict[str, dict[str, Any]] = {
+    **{f"slope: {split}": {"split": split} for split in context_splits()[1:]},
+    **{f"prefill: {efficiency}": {"prefill_efficiency": efficiency} for efficiency in (0.3, 1.0)},
+}
+
+
+class SweepParameters(Parameters):
+    """What every sweep has, beside what its study adds."""
+
+    max_seconds: Positive
+    seeds: Seeds
+    crossings: bool
+    precision: Positive
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What serves which requests, whatever their rate (req/s).
+
+    `labels` are the columns that tell its rows from those of other set-ups, beside system and seed. `trace` makes the
+    requests of a rate, a duration (s) and a seed. `beams` makes what says where beams continue.
+    """
+
+    labels: Mapping[str, Any]
+    system: System
+    deployment: Deployment
+    costs: CostModel
+    trace: Callable[..., Trace]
+    duration_s: float
+    seed: int
+    sampling: SamplingParams = SamplingParams()
+    beams: Callable[[], ParentChoices] | None = None
+    shared_prefix_tokens: int = 0
+
+    @property
+    def name(self) -> str:
+        return " ".join(map(str, (*self.labels.values(), self.system.name, self.seed)))
+
+    @property
+    def work(self) -> float:
+        """What serving 1 req/s costs, relative to other set-ups; no two steps of beam search are alike."""
+        return self.duration_s * self.sampling.n * (5 if self.sampling.use_beam_search else 1)
+
+    def trace_at(self, rate: float) -> Trace:
+        return self.trace(rate=rate, duration_s=self.duration_s, seed=self.seed)
+
+    def serve(self, trace: Trace, observers: Iterable[Observer] = ()) -> Served:
+        return serve(
+            self.system,
+            self.deployment,
+            trace,
+            self.costs,
+            sampling=self.sampling,
+            observers=observers,
+            beams=self.beams and self.beams(),
+            shared_prefix_tokens=self.shared_prefix_tokens,
+        )
+
+    def crossing(self, start: float, precision: float) -> float:
+        """The rate (req/s) at which the mean normalized latency reaches 0.5 s/token, searched for from `start`."""
+        return crossing(lambda rate: self.serve(self.trace_at(rate)).latency_s_per_token, start, LEVEL, precision)
+
+    def row(self, trace: Trace | None = None, evidence: str = "modelled") -> dict[str, Any]:
+        """What its rows say of themselves."""
+        return {**self.labels, "system": self.system.name, **about(evidence, self.costs.name, self.seed, trace)}
+
+
+def of_samples(workload: str, method: str, width: int, beams: str | None = None) -> dict[str, Any]:
+    """Part of a set-up: OPT-13B with `width` sequences a request, samples ("parallel") or beams ("beam"), the latter
+    replayed from a recording (a file, by default the package's own)."""
+    beam = method == "beam"
+    return {
+        "deployment": deployment_of("opt-13b"),
+        "costs": costs_of_samples(workload, beam_search=beam),
+        "sampling": SamplingParams(n=width, use_beam_search=beam),
+        "beams": partial(recording, KINDS[workload], beams) if beam else None,
+    }
+
+
+def latency_at(setup: Setup, rate: float, observers: Iterable[Observer] = ()) -> dict[str, Any]:
+    """One point of a curve: mean normalized latency (s/token) at `rate` (req/s)."""
+    trace = setup.trace_at(rate)
+    served = setup.serve(trace, observers)
+    return {
+        **setup.row(trace),
+        "rate": rate,
+        "requests": len(trace),
+        "latency_s_per_token": served.latency_s_per_token,
+        "preemptions": served.engine.scheduler.num_preemptions,
+    }
+
+
+def crossing_of(setup: Setup, start: float, precision: float) -> dict[str, Any]:
+    """The rate (req/s) at which the latency reaches 0.5 s/token, on traces of one seed."""
+    return {**setup.row(), "crossing_rate": setup.crossing(start, precision)}
+
+
+def points(setups: Sequence[Setup], rates: Iterable[float], at: Callable[..., Any] = latency_at) -> list[Point]:
+    """A curve: every set-up at every rate (req/s)."""
+    return [
+        Point(at, {"setup": setup, "rate": rate}, "latency", weight=rate * setup.work)
+        for rate in rates
+        for setup in setups
+    ]
+
+
+def crossings(
+    setups: Iterable[Setup], start: float, precision: float, of: Callable[..., Any] = crossing_of
+) -> list[Point]:
+    """The crossing of every set-up, searched for from `start` (req/s)."""
+    shared = {"start": start, "precision": precision}
+    return [Point(of, {"setup": setup, **shared}, "crossing", weight=8 * start * setup.work) for setup in setups]
+
+
+def drawn(figure: str, panel: str, systems: Iterable[str]) -> dict[str, list[paper.Point]]:
+    """System -> the paper's points in a panel, of those systems that it draws."""
+    known = paper.figure(figure).get(panel, {})
+    return {name: paper.points(figure, panel, name) for name in systems if name in known}
+
+
+def rates(figure: str, panel: str, name: str, instead: str | None = None) -> list[float]:
+    """The rates that the paper draws for a system; for one that it does not draw there, those of all systems in this
+    panel, or in the panel `instead`."""
+    if found := drawn(figure, panel, [name]):
+        return list(dict.fromkeys(rate for rate, _ in found[name]))
+    curves = paper.figure(figure)[instead or panel]
+    return sorted({rate for points in drawn(figure, instead or panel, curves).values() for rate, _ in points})
+
+
+def draw_curves(axis: Axes, latency: pd.DataFrame, theirs: Mapping[str, list[paper.Point]]) -> None:
+    """One panel of latency curves, up to 1 s/token, with the paper's points."""
+    from repro.report import plotting
+
+    plotting.curves(axis, latency, "rate", "latency_s_per_token", paper=theirs)
+    axis.set(xlabel="request rate (req/s)", ylabel="normalized latency (s/token)", xlim=(0, None), ylim=(0, 1))
+
+
+def draw(
+    found: pd.DataFrame,
+    figure: str,
+    titles: Mapping[str, str],
+    within: float,
+    step: float,
+    note: str,
+    readings: Mapping[tuple[str, str], float] | None = None,
+    calibrated: Iterable[tuple[str, str]] = (),
+) -> Figure:
+    """How far our crossings lie from the paper's (%), by panel (`titles`: panel -> title) and system, `step` apart.
+
+    Grey: what lies `within` (%). Hollow: other `readings` of our crossings, by panel and system, and rows whose
+    `copies` is false.
+    """
+    from repro.report import plotting
+
+    theirs = paper.crossings(figure, LEVEL)
+    shown = found[[name in theirs.get(panel, {}) for panel, name in zip(found["panel"], found["system"])]]
+    looks, panels = plotting.styles(shown["system"]), list(dict.fromkeys(shown["panel"]))
+    drawing, (axis,) = plotting.panels([f"{TITLE}: deviation from the paper's curve"], width=9.0, height=3.4)
+    axis.axhspan(-within, within, color="#EEEEEE", zorder=0)
+    axis.axhline(0, color="#888888", linewidth=0.8)
+    for place, panel in enumerate(panels):
+        for index, (name, style) in enumerate(looks.items()):
+            drawn_rate, x = theirs[panel][name], place + (index - (len(looks) - 1) / 2) * step
+            here = shown[(shown["panel"] == panel) & (shown["system"] == name)]
+            look = {"color": style.color, "marker": style.marker}
+            for copies, group in here.groupby("copies") if "copies" in here else [(True, here)]:
+                off = 100 * (group["crossing_rate"] / drawn_rate - 1)
+                axis.errorbar(
+                    x if copies else x + 0.05,
+                    off.mean(),
+                    [[off.mean() - off.min()], [off.max() - off.mean()]],
+                    capsize=2.5,
+                    markersize=5.5,
+                    linewidth=1.1,
+                    **look if copies else look | {"markerfacecolor": "none"},
+                )
+                if copies and (panel, name) in calibrated:
+                    at, below = (place + 0.26, off.mean()), (0, -13)
+                    axis.annotate("calibrated", at, below, textcoords="offset points", fontsize=7.5, ha="center")
+            if readings and (panel, name) in readings:
+                off = 100 * (readings[panel, name] / drawn_rate - 1)
+                axis.plot(x + 0.05, off, markerfacecolor="none", markersize=5, **look)
+    axis.set_xticks(range(len(panels)), [titles[panel].replace(", ", "\n") for panel in panels])
+    axis.set_ylabel("ours over the paper's (%)")
+    axis.grid(axis="x", visible=False)
+    plotting.legend(drawing, shown)
+    plotting.footer(drawing, shown, note=note)
+    return drawing
+
+
+def spread(found: pd.DataFrame, *by: str, of: str = "crossing_rate") -> tuple[dict[Any, float], dict[Any, list[float]]]:
+    """The means over seeds of a column by some others, and [least, most]."""
+    groups = found.groupby(list(by) if len(by) > 1 else by[0])[of]
+    mean, low, high = (dict(getattr(groups, statistic)()) for statistic in ("mean", "min", "max"))
+    return mean, {key: [low[key], high[key]] for key in mean}
