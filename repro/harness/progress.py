@@ -29,7 +29,8 @@ class Progress(tqdm):
         self._stem, self._points, self._done, self._kept = stem, total, kept, kept
         stream = stream or (sys.stderr if sys.stderr.isatty() else sys.stdout)
         interval = _SECONDS_BETWEEN[stream.isatty()]
-        super().__init__(total=weight, file=stream, mininterval=interval, miniters=0, delay=interval)
+        size = {"ncols": 100, "nrows": 20}  # else tqdm asks the terminal, and shows nothing in one that has none
+        super().__init__(total=weight, file=stream, mininterval=interval, miniters=0, delay=interval, **size)
         self.delay = 0  # it has kept the first line back; the last one comes at once
         self._time = time.monotonic  # tqdm's own clock can jump
         self.start_t = self.last_print_t = self._time()

@@ -62,6 +62,17 @@ def test_a_terminal_line_is_redrawn_in_place(clock: list[float]) -> None:
     assert re.fullmatch(r"fig: 0/2 points, 2 missing +\n", last) and len(last) > len(max(redrawn, key=len))
 
 
+def test_a_terminal_without_a_size_has_the_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    monkeypatch.setenv("LINES", "0")
+    line = Progress("fig", total=1, kept=0, weight=1.0)
+    line.advance(1.0)
+    line.close()
+    assert "fig: 1/1 points, 1 computed in" in capsys.readouterr().out
+
+
 TEXTS = ("\rfig: 1/3 points", "\rfig: 2/3 points  ", "\ra table\n", "\rfig: 3/3 points", "\n", "another line\n")
 
 
