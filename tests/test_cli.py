@@ -220,9 +220,7 @@ def test_a_killed_kernel_is_explained_with_the_point_it_computed(
 
 
 def test_a_function_defined_in_a_notebook_enters_the_key_with_its_source(project: FakeProject) -> None:
-    project.edit_study(
-        "    lengths: str | None = None\n\n", "    lengths: Callable[[int], int] | str | None = None\n\n"
-    )
+    project.edit_study("    lengths: str | None\n", "    lengths: Callable[[int], int] | str | None\n")
     project.edit_study("import os,", "from collections.abc import Callable\nimport os,")
     project.edit_study("SLOPE * rate + seed", "SLOPE * rate + seed + 0 * (policy(1) if policy else 0)")
     project.edit_study("def latency(rate, seed):", "def latency(rate, seed, policy):")
