@@ -69,5 +69,5 @@ model: ## fetch the embedded small model again, if set-up could not
 	@$(with_python) -m repro.setup.bootstrap model
 
 clean: ## remove results and caches; figures and the environment stay
-	@rm -rf results .pytest_cache .hypothesis build *.egg-info
+	@rm -rf results .pytest_cache .ruff_cache .hypothesis build *.egg-info
 	@find . -path ./.venv -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -prune -exec rm -rf {} +

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from repro import paths
+from repro.bench.catalogue import BENCHMARKS
 from repro.engine.errors import UserError
 from repro.setup.environment import prepare_environment
 
@@ -93,21 +94,28 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--recompute", action="store_true", help="compute all rows again, not only the cheap ones")
     verify.set_defaults(command=_verify)
     diff = commands.add_parser("diff", help="say which numbers moved between two runs, against the seeds' spread")
-    diff.add_argument("a", metavar="A", help="a rows.csv, a folder of results or figures, or a commit")
+    diff.add_argument("a", metavar="A", help="a table's CSV file, a folder of results or figures, or a commit")
     diff.add_argument("b", metavar="B", help="the same for the other run")
     diff.add_argument("--lines", type=int, default=10, metavar="N", help="numbers shown an experiment (10; 0: all)")
     diff.set_defaults(command=_diff)
     commands.add_parser("doctor", help="say what this machine can and cannot run").set_defaults(command=_doctor)
-    commands.add_parser("calibrate", help="solve the cost model's anchors again").set_defaults(command=_calibrate)
-    commands.add_parser(
-        "bench", help="measure the speed of the simulator and, on a GPU, of kernels and engine"
-    ).set_defaults(command=_bench)
+    calibrate = commands.add_parser("calibrate", help="solve the cost model's anchors again")
+    said = "measure: the simulator and, on a GPU, kernels, end to end and serving; or only what is named"
+    bench = commands.add_parser("bench", help=said, description=said)
+    bench.set_defaults(command=_bench_all)
+    names = bench.add_subparsers(metavar="NAME", title="only one of them")
+    for name, description in BENCHMARKS.items():
+        one = names.add_parser(name, help=description.help, description=description.help)
+        for command in (one, calibrate) if name == "anchors" else (one,):
+            for flag, settings in description.all_options():
+                command.add_argument(flag, **settings)
+            command.set_defaults(command=_bench, benchmark=description)
     return parser
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    from repro.bench import budget
-    from repro.bench.first import measure_first
+    from repro.bench.benchmark import seconds_of
+    from repro.bench.processes import measure_first
     from repro.harness.notebook import NotebookError
 
     where = paths.folders()
@@ -116,7 +124,7 @@ def _reproduce(options: argparse.Namespace) -> int:
     if not stems:
         raise UserError(f"there are no experiments in {where.experiments}")
     variant = "custom" if options.lengths else options.scale
-    budget.seconds_of(options.budget)
+    seconds_of(options.budget)
     with _settings(options), paths.environment({"REPRO_VARIANT": variant} if options.lengths else {}):
         todo = [_open(stem, options.scale, {}, options.lengths) for stem in stems]  # every check before any work
         outcomes = {}
@@ -217,21 +225,22 @@ def _summarise(outcomes: Mapping[str, str], where: paths.Folders) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from repro.harness.parameters import read_parameter_file
+    from repro.harness.experiment import parameter_file
 
-    where = paths.folders()
-    width = max(map(len, where.stems()), default=0)
-    for stem in where.stems():
-        title, _, _ = read_parameter_file(where.experiments / f"{stem}.yaml")
-        print(f"{stem:{width}}  {title}")
+    stems = paths.folders().stems()
+    width = max(map(len, stems), default=0)
+    for stem in stems:
+        print(f"{stem:{width}}  {parameter_file(stem).title}")
     return 0
 
 
 def _page(variant: str) -> int:
-    from repro.report import page
+    from repro.harness.experiment import parameter_file
+    from repro.report.page import Description, build
 
     where = paths.folders(variant)
-    page.build(where.figures, where.results)
+    files = {stem: parameter_file(stem) for stem in where.stems()}
+    build(where.figures, where.results, {stem: Description(file.title, file.captions) for stem, file in files.items()})
     return 0
 
 
@@ -255,16 +264,28 @@ def _doctor(options: argparse.Namespace) -> int:
     return doctor.main() or 0
 
 
-def _calibrate(options: argparse.Namespace) -> int:
-    from repro.bench import anchors as calibrate
+def _bench_all(options: argparse.Namespace) -> int:
+    from repro.bench import processes
 
-    return calibrate.main()
+    return processes.measure_all(paths.folders().results / "bench")
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from repro.bench import simulator as bench
+    """Measure one benchmark. What bench must not know comes from here: the hash of the code that measures, the lock on
+    the folder, and the paper's points."""
+    from repro.bench import run
+    from repro.harness import keys
+    from repro.harness.store import locked
+    from repro.report import paper
 
-    return bench.main() or 0
+    name = options.benchmark.name
+    options.printed = {panel: paper.points("fig12", panel, "vllm")[0] for panel in paper.figure("fig12")}
+    benchmark = options.benchmark.open(options)  # every check before any work
+    folder = (options.out or paths.folders().results / "bench" / name).resolve()
+    code = keys.identify(list(benchmark.measures), {}).code
+    with locked(folder / ".lock", wait=False, about=os.environ["REPRO_COMMAND"]):
+        run.measure(name, benchmark, folder, code)
+    return 0
 
 
 def _duration(seconds: float) -> str:

@@ -81,8 +81,6 @@ def _owner_is_gone(path: Path) -> bool:
         return False
     try:
         os.kill(int(owner), 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):  # alive, but another user's
-        return False
+    except (OSError, OverflowError) as error:  # any other error: alive, but another user's
+        return isinstance(error, ProcessLookupError)
     return False

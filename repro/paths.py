@@ -5,8 +5,6 @@ experiments/ and notebooks/), REPRO_RESULTS_DIR and REPRO_FIGURES_DIR. Only a pa
 parameters writes to figures/; every other run has its own folder below results/, so that trying something can never
 replace the committed evidence (REPRO_VARIANT=custom sends a run there whatever its parameters). Result files of points
 are shared by all runs: they are keyed by content.
-
-This module knows nothing of what the files contain.
 """
 
 from __future__ import annotations
@@ -77,16 +75,14 @@ def studies_package() -> str:
 @contextmanager
 def environment(changes: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for what is started inside, and put them back afterwards."""
-    before = {name: os.environ.get(name) for name in changes}
+    before = {name: os.environ[name] for name in changes if name in os.environ}
     os.environ.update(changes)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in changes:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 def folders(variant: str = "paper") -> Folders:

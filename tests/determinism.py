@@ -107,11 +107,13 @@ def differences(one: Path, other: Path, close: bool) -> list[str]:
     from repro.harness import diff, runs
 
     if close:
-        told = []
-        for path in sorted(one.rglob("rows.csv")):
-            found = diff.compare(runs.read_rows(path), runs.read_rows(other / path.relative_to(one)))
-            told += [f"{path.parent.name}: {text}" for text in [*found.told, *map(str, found.moved)]]
-        return told
+        apart = []
+        for manifest in sorted(one.rglob("manifest.json")):
+            ((stem, run),) = runs.kept_runs(str(manifest.parent)).items()
+            (again,) = runs.kept_runs(str(other / manifest.parent.relative_to(one))).values()
+            for name, found in diff.compare_tables(run.rows, again.rows).items():
+                apart += [f"{stem}, {name}: {text}" for text in [*found.unmatched, *map(str, found.moved)]]
+        return apart
     a, b = files(one), files(other)
     return [name for name in sorted({*a, *b}) if a.get(name) != b.get(name)]
 

@@ -15,26 +15,30 @@ from repro.harness import experiment
 
 STUDY = '''
 import os, signal, time
-from dataclasses import dataclass
 
-from repro import paths# only `draw` uses it
+from pydantic import model_validator
+
+from repro import paths  # only `draw` uses it
 from repro.engine.errors import UserError
 from repro.harness.experiment import Point
+from repro.harness.parameters import Parameters
 
 SLOPE = 0.1
+TABLES = {"runs": ("rate", "seed")}
 
 
-@dataclass(frozen=True)
-class Params:
-    rates: tuple[float, ...] = (1.0,)
-    seeds: tuple[int, ...] = (0,)
-    fault: str | None = None
-    sleep: float = 0.0
-    lengths: str | None = None
+class Params(Parameters):
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    fault: str | None
+    sleep: float
+    lengths: str | None
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _possible(self):
         if min(self.rates, default=1) <= 0:
             raise UserError(f"rates must be positive, not {min(self.rates)}")
+        return self
 
 
 def latency(rate, seed):
@@ -58,7 +62,7 @@ def one(rate, seed, fault, sleep, lengths):
 
 def points(params):
     others = dict(fault=params.fault, sleep=params.sleep, lengths=params.lengths)
-    return [Point(one, dict(rate=rate, seed=seed, **others), weight=rate)
+    return [Point(one, dict(rate=rate, seed=seed, **others), "runs", weight=rate)
             for rate in params.rates for seed in params.seeds]
 
 
@@ -68,7 +72,8 @@ def draw(rows, params):
     assert paths.root().is_dir()
     figure = Figure()
     axes = figure.add_subplot()
-    axes.plot(rows["rate"], rows["latency"], "o", label="<é & ü>")
+    runs = rows["runs"]
+    axes.plot(runs["rate"], runs["latency"], "o", label="<é & ü>")
     axes.legend()
     return {"tiny": figure}
 
@@ -79,14 +84,17 @@ def judge(rows, params):
 PARAMETERS = """\
 title: A tiny thing
 params:
-  rates: [3, 1, 2]
-  seeds: [0, 1]
+  rates: [3, 1, 2]   # req/s
+  seeds: [0, 1]      # one trace each
+  fault: null        # what goes wrong
+  sleep: 0.0         # seconds that each point takes
+  lengths: null      # a file
 smoke:
   seeds: [0]
 """
 CELLS = (
     'scale = "paper"\noverrides = {}',
-    "from repro import experiment\n\n"
+    "from repro.harness import experiment\n\n"
     'run = experiment.open("tiny", scale=scale, overrides=overrides)\nrows = run.rows()',
     "figures = run.draw(rows)",
     "run.judge(rows)",
@@ -119,7 +127,7 @@ class FakeProject:
             monkeypatch.setenv(name, value)
         monkeypatch.syspath_prepend(str(folder))
         # Kernels and command lines started by a test find the study there too.
-        search = os.pathsep.join([str(folder), str(Path(experiment.__file__).parent.parent)])
+        search = os.pathsep.join([str(folder), str(Path(experiment.__file__).parent.parent.parent)])
         monkeypatch.setenv("PYTHONPATH", search)
 
     def write_study(self, text: str) -> None:

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Sequence as Items
 
 from repro.engine.memory import CacheOp, KVCacheManager, OpKind, PagedKVCacheManager
+from repro.engine.running import RunningSet
 from repro.engine.scheduler import Batching, Scheduler, SchedulerOutput
 from repro.engine.sequence import Request, Sequence, SequenceGroup, Status
 
@@ -261,7 +262,7 @@ class Shadow:
             )
         num_seqs = sum(len(group.seqs) for group in scheduler.running)
         num_swapped = sum(len(group.seqs) for group in scheduler.swapped)
-        assert scheduler.num_seqs == num_seqs
+        assert scheduler.running.num_seqs == num_seqs
         assert num_seqs + num_swapped <= config.max_num_seqs  # so the swapped ones can always return
         if config.max_num_batched_tokens is not None:
             # One that has outgrown the cap must be able to return.
@@ -341,9 +342,15 @@ class Shadow:
     def _check_everything_is_returned(self) -> None:
         scheduler = self.scheduler
         assert not self.emitted and not self.history and not self.done
-        assert scheduler.num_seqs == 0 and scheduler._context_base == 0
-        assert not scheduler._finish_at and not any(scheduler._due) and not scheduler._fresh and not scheduler._beams
+        assert nothing_is_left(scheduler.running)
         assert self.manager.num_free_blocks == self.manager.num_blocks - len(self._prefix_blocks)
+
+
+def nothing_is_left(running: RunningSet) -> bool:
+    """Whether a set that has been emptied holds nothing of the groups that were in it."""
+    counts = running.num_seqs, running.context_tokens(0), running.context_tokens(1)
+    kept = running._entries, running._calendar, running.beams, *running._opening
+    return not (len(running) or any(counts) or any(kept))
 
 
 def _arrival(group: SequenceGroup) -> tuple[float, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -16,8 +17,8 @@ from fake_project import CELLS, FakeProject
 
 from repro import paths
 from repro.cli import main
-from repro.harness import rows
-from repro.harness.notebook import faults_of_notebook, read_notebook
+from repro.harness.notebook import read_notebook
+from repro.harness.tables import csv_of
 from repro.report import embedding
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -49,13 +50,13 @@ def test_reproduce_goes_on_after_a_failure(project: FakeProject, capfd: pytest.C
     assert written(project) == [
         "figures/claims.json",
         "figures/index.html",
-        "figures/tiny.csv",
         "figures/tiny.json",
         "figures/tiny.png",
+        "figures/tiny.runs.csv",
         "figures/tiny.svg",
         "results/failing/failing.ipynb",
         "results/tiny/manifest.json",
-        "results/tiny/rows.csv",
+        "results/tiny/runs.csv",
         "results/tiny/tiny.ipynb",
     ]
     executed = read_notebook(project.folder / "results" / "tiny" / "tiny.ipynb")
@@ -107,7 +108,7 @@ def test_verify_does_not_expect_measured_times_to_come_out_equal_twice(
 
 
 def test_verify_names_the_first_thing_that_was_changed(drawn: FakeProject, capfd: pytest.CaptureFixture[str]) -> None:
-    figures, rows = drawn.folder / "figures", drawn.folder / "results" / "tiny" / "rows.csv"
+    figures, rows = drawn.folder / "figures", drawn.folder / "results" / "tiny" / "runs.csv"
 
     def says(*expected: str) -> None:
         assert main(["verify", "all"]) == 1
@@ -121,8 +122,8 @@ def test_verify_names_the_first_thing_that_was_changed(drawn: FakeProject, capfd
         says(*expected)
         path.write_text(kept)
 
-    changed(rows, "3.0", "3.1", "rows_hash is", "rows.csv")
-    changed(figures / "tiny.csv", "3.0", "3.1", "rows_hash is", "tiny.csv")
+    changed(rows, "3.0", "3.1", "rows_hash is", "manifest.json")
+    changed(figures / "tiny.runs.csv", "3.0", "3.1", "rows_hash is", "tiny.json")
     changed(
         figures / "tiny.json",
         '"exact"',
@@ -139,14 +140,15 @@ def test_verify_names_the_first_thing_that_was_changed(drawn: FakeProject, capfd
     drawn.edit_study("SLOPE = 0.1", "SLOPE = 0.3")
     says("code_hash is")
     drawn.edit_study("SLOPE = 0.3", "SLOPE = 0.1")
-    for path in (rows, figures / "tiny.csv"):
+    for path in (rows, figures / "tiny.runs.csv"):
         path.unlink()
-    says("its rows cannot be checked: there is no tiny.csv beside it")
+    says("its rows cannot be checked: no tables are beside it")
 
 
 def test_verify_notices_rows_that_the_code_does_not_give(drawn: FakeProject, capfd: pytest.CaptureFixture[str]) -> None:
     """Rows, figures, sidecars and manifest forged together, hashes and all: only computing again can tell."""
-    run, forged = drawn.open(), drawn.open().rows().assign(latency=1.0)
+    run, forged = drawn.open(), drawn.open().rows()
+    forged["runs"] = forged["runs"].assign(latency=1.0)
     drawn.calls()
     run.draw(forged)
     code = run.hashes()["code_hash"]
@@ -156,9 +158,9 @@ def test_verify_notices_rows_that_the_code_does_not_give(drawn: FakeProject, cap
         path.write_bytes(embedding.figure_bytes(run.study.draw(forged, run.params)["tiny"], file_format, embedded))
     sidecar = drawn.folder / "figures" / "tiny.json"
     sidecar.write_text(sidecar.read_text().replace('"code_hash": null', f'"code_hash": "{code}"'))
-    (drawn.folder / "results" / "tiny" / "rows.csv").write_bytes(rows.rows_csv(forged))
+    (drawn.folder / "results" / "tiny" / "runs.csv").write_bytes(csv_of(forged["runs"]))
     assert main(["verify"]) == 1
-    said = "computed again, its rows differ: latency of row 1 is 1.0 kept and 0.30000000000000004 now"
+    said = "computed again, its rows differ: table runs: latency of row 1 is 1.0 kept and 0.30000000000000004 now"
     assert said in capfd.readouterr().out
 
 
@@ -172,12 +174,12 @@ def test_lengths_go_to_a_folder_of_their_own_with_all_figures(
         for name in (
             "figures/claims.json",
             "figures/index.html",
-            "figures/tiny.csv",
             "figures/tiny.json",
             "figures/tiny.png",
+            "figures/tiny.runs.csv",
             "figures/tiny.svg",
             "tiny/manifest.json",
-            "tiny/rows.csv",
+            "tiny/runs.csv",
             "tiny/tiny.ipynb",
         )
     ]
@@ -218,9 +220,7 @@ def test_a_killed_kernel_is_explained_with_the_point_it_computed(
 
 
 def test_a_function_defined_in_a_notebook_enters_the_key_with_its_source(project: FakeProject) -> None:
-    project.edit_study(
-        "    lengths: str | None = None\n\n", "    lengths: Callable[[int], int] | str | None = None\n\n"
-    )
+    project.edit_study("    lengths: str | None\n", "    lengths: Callable[[int], int] | str | None\n")
     project.edit_study("import os,", "from collections.abc import Callable\nimport os,")
     project.edit_study("SLOPE * rate + seed", "SLOPE * rate + seed + 0 * (policy(1) if policy else 0)")
     project.edit_study("def latency(rate, seed):", "def latency(rate, seed, policy):")
@@ -230,7 +230,7 @@ def test_a_function_defined_in_a_notebook_enters_the_key_with_its_source(project
     )
     project.write_notebook(
         CELLS[0],
-        "from repro import experiment",
+        "from repro.harness import experiment",
         sweep.format("+ 1"),
         sweep.format("+ 1  # the same"),
         sweep.format("+ 2"),
@@ -278,7 +278,7 @@ def test_ctrl_c_says_how_to_go_on(project: FakeProject) -> None:
         (["verify", "../notebooks/tiny.ipynb"], "there is no figure"),
         (["diff", "none", "figures"], "'none' is neither a file, a folder nor a commit"),
         (["diff", "--", "--output=x", "figures"], "'--output=x' is neither a file"),
-        (["diff", "experiments", "experiments"], "experiments holds no rows"),
+        (["diff", "experiments", "experiments"], "experiments holds no tables"),
         (["diff", ".", ".", "--lines", "-1"], "--lines -1 must be"),
     ],
 )
@@ -333,6 +333,23 @@ def test_help_needs_no_heavy_library() -> None:
         "assert not {'torch', 'pandas', 'matplotlib', 'papermill'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL, env=os.environ)
+
+
+def faults_of_notebook(path: Path) -> list[str]:
+    """What keeps a notebook from being thin: definitions, outputs, a parameters cell that is not the first."""
+    cells = read_notebook(path)
+    faults = []
+    if "parameters" not in cells[0]["metadata"].get("tags", []):
+        faults.append("its first code cell is not the one tagged 'parameters'")
+    for cell in cells:
+        source = "".join(cell["source"])
+        first_line = source.strip().splitlines()[0]
+        if cell.get("outputs") or cell.get("execution_count") is not None:
+            faults.append(f"outputs are kept at {first_line!r}")
+        definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        if any(isinstance(node, definitions) for node in ast.walk(ast.parse(source))):
+            faults.append(f"something is defined at {first_line!r}")
+    return faults
 
 
 def test_faults_of_a_notebook_are_found(project: FakeProject) -> None:

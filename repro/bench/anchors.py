@@ -1,4 +1,4 @@
-"""Solve the anchors of the a100-2023 profile again: `python -m repro calibrate`.
+"""The anchors of the a100-2023 profile, solved again: `python -m repro calibrate`.
 
 For each panel of Fig. 12 and each way to split Fig. 1's slope, the anchor is the time added to every iteration that
 makes vLLM's simulated latency at the lowest rate drawn for it equal the printed one. It is one number from the paper
@@ -6,11 +6,16 @@ for each panel, so that the latency there is no test of the model; where the cur
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
 from joblib import Parallel, delayed
 
+from repro.bench.benchmark import Benchmark, Step
+from repro.bench.rows import Recording, Row
 from repro.engine.config import DEPLOYMENTS
 from repro.engine.systems import SYSTEMS
-from repro.report import paper
 from repro.simulate.profiles import context_splits, cost_model
 from repro.simulate.serve import serve, trace_seconds
 from repro.workloads import make_trace
@@ -18,11 +23,13 @@ from repro.workloads import make_trace
 SEEDS = (0, 1, 2)
 
 
-def solve_anchor(panel: str, split: str, seeds: tuple[int, ...] = SEEDS, precision_ms: float = 0.005) -> float:
-    """Milliseconds to add to the fixed cost, by the secant method on the mean latency over the seeds."""
+def solve_anchor(
+    panel: str, split: str, rate: float, printed: float, seeds: tuple[int, ...] = SEEDS, precision_ms: float = 0.005
+) -> float:
+    """Milliseconds to add to the fixed cost, so that the mean latency over the seeds at `rate` (req/s) is the `printed`
+    one (s/token), by the secant method."""
     model, workload = panel.split("/")
     deployment = DEPLOYMENTS[model]
-    rate, printed = paper.points("fig12", panel, "vllm")[0]
     traces = [make_trace(workload, rate, trace_seconds(model), seed) for seed in seeds]
 
     def excess(anchor_ms: float) -> float:
@@ -40,12 +47,33 @@ def solve_anchor(panel: str, split: str, seeds: tuple[int, ...] = SEEDS, precisi
     return here
 
 
-def main() -> int:
-    """Print the anchors as the profile's file holds them."""
-    jobs = [(panel, split) for panel in paper.figure("fig12") for split in context_splits()]
-    solved = dict(zip(jobs, Parallel(n_jobs=-1)(delayed(solve_anchor)(*job) for job in jobs)))
-    print("anchors_ms:")
-    for panel in paper.figure("fig12"):
-        values = ", ".join(f"{split}: {solved[panel, split]:.2f}" for split in context_splits())
-        print(f"  {panel}: {{{values}}}")
-    return 0
+def _solve(panel: str, rate: float, printed: float) -> list[Row]:
+    """One row a split."""
+    solved = Parallel(n_jobs=-1)(delayed(solve_anchor)(panel, split, rate, printed) for split in context_splits())
+    about = {"panel": panel, "rate": rate, "printed_s_per_token": printed}
+    return [{**about, "split": split, "anchor_ms": anchor} for split, anchor in zip(context_splits(), solved)]
+
+
+class Anchors(Benchmark):
+    """`options.printed`: panel -> lowest rate (req/s) drawn for vLLM in Fig. 12 and its latency (s/token)."""
+
+    measures = (solve_anchor,)
+    method = "Secant method on the mean latency over the seeds 0, 1, 2, to 0.005 ms."
+    shown = ("panel", "split", "anchor_ms")
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self.printed: dict[str, tuple[float, float]] = options.printed
+        self.setting = {"profile": "a100-2023"}
+
+    def steps(self, recording: Recording) -> Iterator[Step]:
+        for panel, point in self.printed.items():
+            yield Step(panel, 20.0, partial(_solve, panel, *point))
+
+    def finish(self, recording: Recording) -> dict[str, Any]:
+        """Print the anchors as the profile's file holds them."""
+        print("anchors_ms:")
+        for panel in self.printed:
+            values = [f"{row['split']}: {float(row['anchor_ms']):.2f}" for row in recording.of(panel)]
+            print(f"  {panel}: {{{', '.join(values)}}}")
+        return {}

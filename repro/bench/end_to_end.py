@@ -1,57 +1,43 @@
 """End-to-end throughput of the real engine on a GPU, and where its time goes.
 
-    python -m repro.bench.end_to_end --out DIR
-
 The load: 256 requests, all there at the start, with the lengths of experiments/offline_256_lengths.csv (log-normal,
 sigma 1, clipped to [4, 1024], clipped means 161 and 338 tokens, one draw with seed 0: 45,797 prompt and 80,156 output
-tokens). Lengths are forced and decoding is greedy; weights are random, since only shapes matter. One row per K/V pool.
-"""
+tokens). Lengths are forced and decoding is greedy; weights are random, since only shapes matter. One row per K/V pool,
+system and pass; GPU time by kind of kernel comes from another run, under torch.profiler."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import csv
-import itertools
-import json
-import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from repro import paths
+from repro.bench.benchmark import Benchmark, Step, require_gpu
+from repro.bench.rows import Recording, Row
+from repro.bench.serving.warm_engine import Durations, WarmEngine
 from repro.engine.clock import WallClock
 from repro.engine.errors import UserError
 from repro.engine.loop import Engine, Observer
 from repro.engine.scheduler import Scheduler, SchedulerOutput
-from repro.engine.sequence import Request, SamplingParams
+from repro.engine.sequence import Request
 from repro.engine.systems import System, system
+from repro.hashing import sha256_file
 from repro.llm import models
-from repro.llm.attention import detach
-from repro.llm.executor import TorchExecutor
-from repro.llm.kv_store import KVStore
-from repro.llm.pool import PoolSize, boot_line
-from repro.setup.machine import machine
+from repro.llm.pool import PoolSize
+from repro.simulate.load import BLOCK_SIZE, GREEDY
 
-BLOCK_SIZE = 16
 PROFILED = (150, 210)  # iterations, well after the prompts
 KINDS = {
     "attention": ("_decode", "_prefill", "_write_kernel"),
     "matrix products": ("gemm", "nvjet", "cutlass", "splitk", "cublas"),
 }
-
-SHOWN = (
-    "output_tokens_per_s",
-    "seconds",
-    "iterations",
-    "decoding_iteration_ms",
-    "prompts_s",
-    "mean_batch",
-    "preemptions",
-    "waiting_for_gpu_s",
-)
 
 
 class _Enough(Exception):
@@ -86,196 +72,102 @@ class _Profile(Observer):
             raise _Enough
 
 
-class _Iterations(Observer):
+def _iterations(durations: Durations) -> Row:
     """Counts, and what iterations with prompts take beyond decoding alone.
 
-    A step is waited for while the next one is queued, so the iteration after one with prompts is counted to it.
-    """
-
-    def __init__(self) -> None:
-        self.count = self.sequences = self.with_prompts = 0
-        self._decoding: list[float] = []
-        self._total_s = 0.0
-        self._prompts_before = True
-
-    def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
-        seconds = engine.clock.now - start_s
-        self.count += 1
-        self.sequences += output.num_decode_seqs + len(output.prefills)
-        self.with_prompts += bool(output.prefills)
-        self._total_s += seconds
-        if not output.prefills and not self._prompts_before:
-            self._decoding.append(seconds)
-        self._prompts_before = bool(output.prefills)
-
-    @property
-    def decoding_ms(self) -> float:
-        return 1e3 * float(np.mean(self._decoding))
-
-    @property
-    def prompts_s(self) -> float:
-        return self._total_s - 1e-3 * self.decoding_ms * self.count
+    A step is waited for while the next one is queued, so the iteration after one with prompts is counted to it."""
+    seconds, prompts = np.array(durations.seconds), np.array([tokens > 0 for _, _, tokens, _ in durations.outputs])
+    alone = seconds[1:][~prompts[1:] & ~prompts[:-1]].mean()
+    return {
+        "iterations": len(seconds),
+        "iterations_with_prompts": int(prompts.sum()),
+        "decoding_iteration_ms": 1e3 * float(alone),
+        "prompts_s": float(seconds.sum() - alone * len(seconds)),
+        "mean_batch": sum(decoding + joining for decoding, _, _, joining in durations.outputs) / len(seconds),
+    }
 
 
-def requests(lengths: Path, vocabulary: int) -> list[tuple[Request, np.ndarray]]:
-    """The load, with random prompts."""
+def requests(lengths: Path, most: int | None = None) -> list[Request]:
+    """The first requests of the load. UserError if the file is not there."""
     if not lengths.is_file():
-        raise UserError(
-            f"{lengths} is not there; run from the project's folder, or name a CSV file of prompt_tokens,output_tokens "
-            "with --lengths"
-        )
-    rng = np.random.default_rng(0)
+        raise UserError(f"{lengths} is not there; name a CSV file of prompt_tokens,output_tokens with --lengths")
     with lengths.open() as file:
         pairs = [(int(row["prompt_tokens"]), int(row["output_tokens"])) for row in csv.DictReader(file)]
-    return [
-        (
-            Request(index, 0.0, prompt, output, SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)),
-            rng.integers(4, vocabulary, prompt),
-        )
-        for index, (prompt, output) in enumerate(pairs)
-    ]
+    return [Request(index, 0.0, prompt, output, GREEDY) for index, (prompt, output) in enumerate(pairs[:most])]
 
 
-def run(
-    executor: TorchExecutor,
-    chosen: System,
-    num_blocks: int,
-    load: list[tuple[Request, np.ndarray]],
-    *observers: Observer,
-) -> tuple[float, Scheduler]:
+def run(warm: WarmEngine, chosen: System, load: list[Request], *observers: Observer) -> tuple[float, Scheduler]:
     """Seconds from the first request to the last token."""
-    manager = chosen.manager(num_blocks, BLOCK_SIZE, executor.loaded.config.max_model_len)
-    executor.reset(manager)
-    for request, prompt in load:
-        executor.submit(request, prompt)
+    manager = chosen.manager(warm.executor.manager.num_blocks, BLOCK_SIZE, warm.loaded.config.max_model_len)
+    warm.executor.reset(manager)
+    for request in load:
+        warm.submit(request)
     scheduler = Scheduler(manager, chosen.scheduler)
     torch.cuda.synchronize()
     start = time.perf_counter()
     with contextlib.suppress(_Enough):
-        Engine(scheduler, executor, WallClock(), observers).run([request for request, _ in load])
-    executor.flush()
+        Engine(scheduler, warm.executor, WallClock(), observers).run(load)
+    warm.executor.flush()
     torch.cuda.synchronize()
     return time.perf_counter() - start, scheduler
 
 
-def _warm_up(executor: TorchExecutor, chosen: System, num_blocks: int, longest: int) -> None:
-    """Compile kernels and capture graphs, so that no timed step has to."""
-    greedy = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-    prompts = [np.arange(length) for length in (1040, 700, 300, 100, 50, 10)]
-    run(executor, chosen, num_blocks, [(Request(i, 0.0, len(ids), 4, greedy), ids) for i, ids in enumerate(prompts)])
-    executor.runner.capture_all(longest)
+class EndToEnd(Benchmark):
+    measures = (run,)
+    method = __doc__
+    shown = ("output_tokens_per_s", "seconds", "iterations", "decoding_iteration_ms", "prompts_s", "mean_batch")
+    shown += ("preemptions", "waiting_for_gpu_s")
 
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        for _, name in options.runs:
+            system(name)
+        lengths = options.lengths or paths.folders().experiments / "offline_256_lengths.csv"
+        self.load = requests(lengths, options.requests)
+        require_gpu("end_to_end")
+        self.fast = not options.plain
+        self.setting = {"model": options.model, "dtype": options.dtype, "graphs": self.fast, "compiled": self.fast}
+        self.setting |= {"requests": len(self.load), "lengths_sha256": sha256_file(lengths)}
+        self.setting |= {"max_num_batched_tokens": options.batched_tokens, "device": torch.cuda.get_device_name()}
+        self._pool: tuple[float, WarmEngine] | None = None
 
-def measure(options: argparse.Namespace) -> Iterator[dict[str, object]]:
-    """One row per pool, system and pass."""
-    loaded = models.load(options.model, "cuda", options.dtype)
-    load = requests(options.lengths, loaded.model.config.vocab_size)[: options.requests]
-    longest = max(request.prompt_tokens + request.output_tokens for request, _ in load)
-    output_tokens = sum(request.output_tokens for request, _ in load)
-    for gib, runs in itertools.groupby(options.runs, key=lambda run: run[0]):
-        pool = PoolSize(kv_gib=gib) if gib else PoolSize(free_share=0.92)
-        num_blocks = pool.blocks(loaded.config, BLOCK_SIZE, loaded.device)
-        print(boot_line(loaded.config, loaded.device, loaded.dtype, num_blocks, BLOCK_SIZE))
-        started = time.perf_counter()
-        store = KVStore(loaded.config, num_blocks, BLOCK_SIZE, 0, loaded.dtype, loaded.device)
-        manager = system("vllm").manager(num_blocks, BLOCK_SIZE, loaded.config.max_model_len)
-        fast = not options.plain
-        executor = TorchExecutor(loaded, manager, store, with_logprobs=False, compiled=fast, graphs=fast)
-        _warm_up(executor, system("vllm"), num_blocks, longest)
-        boot_s = time.perf_counter() - started
-        print(f"compiled and captured in {boot_s:.1f} s")
-        for _, name in runs:
-            chosen = system(name).with_scheduler(max_num_seqs=256, **_token_budget(name, options))
-            for attempt in range(options.passes if name == "vllm" else 1):
-                iterations = _Iterations()
-                seconds, scheduler = run(executor, chosen, num_blocks, load, iterations)
-                row: dict[str, object] = dict(  # noqa: C408 (as keywords they fit a screen)
-                    system=name,
-                    pool_tokens=num_blocks * BLOCK_SIZE,
-                    pool_gib=round(store.num_bytes / 2**30, 2),
-                    attempt=attempt,
-                    output_tokens=output_tokens,
-                    seconds=seconds,
-                    output_tokens_per_s=output_tokens / seconds,
-                    iterations=iterations.count,
-                    iterations_with_prompts=iterations.with_prompts,
-                    decoding_iteration_ms=iterations.decoding_ms,
-                    prompts_s=iterations.prompts_s,
-                    mean_batch=iterations.sequences / iterations.count,
-                    preemptions=scheduler.num_preemptions,
-                    waiting_for_gpu_s=executor.waited_s,
-                    boot_s=boot_s,
-                    model=options.model,
-                    dtype=options.dtype,
-                    graphs=fast,
-                    compiled=fast,
-                    seed=0,
-                    evidence="measured",
-                    device=torch.cuda.get_device_name(),
-                )
-                print(f"{name}: " + ", ".join(f"{key} {row[key]:.4g}" for key in SHOWN))
-                if name == "vllm" and attempt == options.passes - 1:
-                    profile = _Profile()
-                    run(executor, chosen, num_blocks, load, profile)
-                    row |= {f"{kind.replace(' ', '_')}_ms": 1e3 * value for kind, value in profile.shares.items()}
-                    print({kind: f"{1e3 * value:.2f} ms" for kind, value in profile.shares.items()})
-                yield row
-        detach(loaded.model)
-        del store, executor, manager
-        torch.cuda.empty_cache()
+    def start(self, recording: Recording) -> dict[str, Any]:
+        self.loaded = models.load(self.options.model, "cuda", self.options.dtype)
+        return {"cuda": torch.version.cuda}
 
+    def steps(self, recording: Recording) -> Iterator[Step]:
+        for gib, name in self.options.runs:
+            passes = self.options.passes if name == "vllm" else 1
+            for attempt in range(passes):
+                profiled = name == "vllm" and attempt == passes - 1
+                yield Step(f"{name}/{gib:g} GiB/{attempt}", 45, partial(self._rows, gib, name, attempt, profiled))
 
-def _token_budget(name: str, options: argparse.Namespace) -> dict[str, int]:
-    """Only vLLM bounds the tokens of an iteration (see repro.engine.systems)."""
-    return {"max_num_batched_tokens": options.batched_tokens} if name == "vllm" else {}
+    def _warm(self, gib: float) -> WarmEngine:
+        """The engine with a pool of so much memory, 0 for all that is free; another one's is given back first."""
+        if self._pool is None or self._pool[0] != gib:
+            if self._pool is not None:
+                self._pool[1].give_back()
+            self._pool = None
+            pool, config = PoolSize(kv_gib=gib) if gib else PoolSize(free_share=0.92), self.loaded.config
+            slots = BLOCK_SIZE * pool.blocks(config, BLOCK_SIZE, self.loaded.device)
+            longest = config.max_model_len
+            self._pool = gib, WarmEngine(self.loaded, slots, max_model_len=longest, swap=0.0, fast=self.fast)
+        return self._pool[1]
 
-
-def _run_name(text: str) -> tuple[float, str]:
-    gib, _, name = text.partition(":")
-    return float(gib), name
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m repro.bench.end_to_end", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder for end_to_end.csv and manifest.json")
-    parser.add_argument("--model", default="llama-13b")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument(
-        "--runs",
-        type=_run_name,
-        nargs="+",
-        default=[(0.0, "vllm"), (12.0, "vllm")],
-        metavar="GIB:SYSTEM",
-        help="pool and system, such as 12:orca-max; 0: all memory that is free",
-    )
-    parser.add_argument("--passes", type=int, default=2, help="timed runs per pool of vllm")
-    parser.add_argument("--requests", type=int, help="only the first so many")
-    parser.add_argument("--batched-tokens", type=int, default=2560)
-    parser.add_argument("--lengths", type=Path, default=Path("experiments/offline_256_lengths.csv"))
-    parser.add_argument("--plain", action="store_true", help="neither CUDA graphs nor torch.compile")
-    parser.add_argument("--commit", help="the code's commit, where git cannot tell it")
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise UserError(
-            "no CUDA GPU here, and throughput is measured on one; rows recorded on an H200 are in "
-            "experiments/recorded/h200/end_to_end"
-        )
-    options.out.mkdir(parents=True, exist_ok=True)
-    manifest = {**machine(), "device": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "method": __doc__}
-    if options.commit:
-        manifest["commit"] = options.commit
-    (options.out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-    rows = []
-    for row in measure(options):
-        rows.append(row)
-        with (options.out / "end_to_end.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
-            writer.writeheader()
-            writer.writerows(rows)
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    def _rows(self, gib: float, name: str, attempt: int, profiled: bool) -> list[Row]:
+        # Only vLLM bounds the tokens of an iteration (see repro.engine.systems).
+        budget = {"max_num_batched_tokens": self.options.batched_tokens} if name == "vllm" else {}
+        warm, chosen = self._warm(gib), system(name).with_scheduler(max_num_seqs=256, **budget)
+        durations = Durations()
+        seconds, scheduler = run(warm, chosen, self.load, durations)
+        tokens, store = sum(request.output_tokens for request in self.load), warm.executor.store
+        row = {"system": name, "pool_tokens": warm.deployment.kv_slots, "pool_gib": round(store.num_bytes / 2**30, 2)}
+        row |= {"attempt": attempt, "output_tokens": tokens, "seconds": seconds}
+        row |= {"output_tokens_per_s": tokens / seconds, **_iterations(durations)}
+        row |= {"preemptions": scheduler.num_preemptions, "waiting_for_gpu_s": warm.executor.waited_s}
+        row |= {"boot_s": warm.boot_s, "seed": 0, "evidence": "measured"}
+        if profiled:
+            profile = _Profile()
+            run(warm, chosen, self.load, profile)
+            row |= {f"{kind.replace(' ', '_')}_ms": 1e3 * value for kind, value in profile.shares.items()}
+        return [row]

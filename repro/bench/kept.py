@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import csv
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from repro import paths
+from repro.bench.rows import Row
 from repro.engine.errors import UserError
 
 #: this machine's own rows if there are any, else those of DEFAULT
@@ -21,21 +21,10 @@ NONE = "none"
 DEFAULT = "h200"
 KERNELS, SERVING = "kernels", "serving"
 #: rows measured with other ones of these do not go together
-_SETTING = ("device", "model", "dtype", "kv_slots")
-_TEXT = {
-    "key",
-    "code",
-    "kind",
-    "system",
-    "workload",
-    "trace_hash",
-    "mark",
-    "evidence",
-    "device",
-    "model",
-    "dtype",
-    "preemption",
-}
+_SETTING = {KERNELS: ("device", "contenders"), SERVING: ("device", "model", "dtype", "kv_slots")}
+_TEXT = {"key", "code", "kind", "system", "workload", "trace_hash", "mark", "evidence", "device", "model", "dtype"}
+_TEXT |= {"preemption", "benchmark", "contender", "contenders", "heads", "context", "blocks", "direction", "launch"}
+_TEXT |= {"remark"}
 
 
 def own_folder() -> Path:
@@ -67,17 +56,6 @@ def given(gpu: str, kind: str, needs: str | None = None) -> dict[str, Any] | Non
     return {"path": path, "evidence": evidence} if path.is_file() else None
 
 
-@dataclass(frozen=True)
-class Params:
-    """Of a study that draws measured runs. `gpu`: "auto" for this machine's own rows if there are any, otherwise the
-    recorded ones; or a folder of experiments/recorded."""
-
-    gpu: str = AUTO
-
-    def __post_init__(self) -> None:
-        find(self.gpu, SERVING)
-
-
 def runs(gpu: str, *kinds: str) -> dict[str, Any]:
     """Arguments of a point that reads runs of these kinds. UserError if there are none."""
     path, evidence = find(gpu, SERVING, needs=kinds[0])
@@ -86,13 +64,13 @@ def runs(gpu: str, *kinds: str) -> dict[str, Any]:
     return {"path": path, "evidence": evidence}
 
 
-def read(path: Path, evidence: str) -> list[dict[str, Any]]:
-    """Rows as numbers and text; empty cells are None. Of a file that `repro.bench.serving` went on with, those that
-    belong together: measured with the setting of its last row, and of each point the newest. UserError if the file is
-    missing or damaged."""
+def read(path: Path, evidence: str) -> list[Row]:
+    """Rows as numbers and text; empty cells are None. Of a recording that several calls went on with, those that belong
+    together: measured with the setting of its last row, and of each point the newest. UserError if the file is missing
+    or damaged."""
     if not path.is_file():
         raise UserError(
-            f"{path} is missing; restore it, or measure on a GPU: python -m repro.bench.serving --out {path.parent}"
+            f"{path} is missing; restore it, or measure on a GPU: python -m repro bench {path.stem} --out {path.parent}"
         )
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -104,7 +82,7 @@ def read(path: Path, evidence: str) -> list[dict[str, Any]]:
         raise UserError(f"{path} is damaged ({error}); restore it, or remove it") from error
     if not rows or "key" not in rows[0]:
         return rows
-    last = {name: value for row in rows for name in _SETTING if (value := row.get(name)) is not None}
+    last = {name: row[name] for row in rows for name in _SETTING.get(path.stem, ()) if row.get(name) is not None}
     rows = [row for row in rows if all(row.get(name) in (None, value) for name, value in last.items())]
     newest = {row["key"]: row["code"] for row in rows}
     return [row for row in rows if row["code"] == newest[row["key"]]]

@@ -3,6 +3,7 @@
 Read it in this order; it takes a quarter of an hour.
 
     sequence     a request and the sequences that it becomes (§4.4)
+    running      the groups that run, and what follows from their lengths
     scheduler    who runs in the next iteration: admit, preempt, resume (§4.5)
     loop         the main loop: requests arrive, the scheduler decides, the executor runs, the clock moves
     executor     what the loop asks of whatever runs an iteration

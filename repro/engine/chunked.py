@@ -22,7 +22,7 @@ from repro.engine.errors import UserError
 from repro.engine.events import Event
 from repro.engine.memory.interface import KVCacheManager
 from repro.engine.scheduler import Batching, PreemptionMode, Prefill, Scheduler, SchedulerConfig, SchedulerOutput
-from repro.engine.sequence import Request, SequenceGroup
+from repro.engine.sequence import SequenceGroup
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,7 @@ class ChunkedOutput(SchedulerOutput):
     """`chunks` are parts of prompts that lack the prompt's end: they give no token. The end of a prompt is in
     `prefills`.
 
-    `num_prefill_tokens` counts both.
-    """
+    `num_prefill_tokens` counts both."""
 
     chunks: list[Prefill] = field(default_factory=list)
 
@@ -71,6 +70,8 @@ class ChunkedOutput(SchedulerOutput):
 class ChunkedPrefillScheduler(Scheduler):
     """Used like `Scheduler`. `prefilling` is the group whose prompt is under way, with `num_computed` tokens of it
     stored."""
+
+    output_type = ChunkedOutput
 
     def __init__(
         self,
@@ -83,46 +84,21 @@ class ChunkedPrefillScheduler(Scheduler):
         self.prefilling: SequenceGroup | None = None
         self.num_computed = 0
 
-    def add(self, request: Request) -> SequenceGroup:
-        """Queue a request. UserError if it has several sequences or could not run to its end even alone."""
-        group = SequenceGroup(request)
+    def check(self, group: SequenceGroup) -> None:
+        """UserError if the group has several sequences or is longer than `max_model_len`."""
+        request = group.request
         if len(group.seqs) > 1:
             raise UserError(
-                f"request {request.request_id} has n = {len(group.seqs)} sequences; chunked prefill takes one: submit "
-                f"{len(group.seqs)} requests instead"
+                f"{request}: chunked prefill takes one sequence a request; submit {len(group.seqs)} requests instead"
             )
-        length = request.prompt_tokens + request.output_tokens
-        if length > self.config.max_model_len:
+        if request.prompt_tokens + request.output_tokens > self.config.max_model_len:
             raise UserError(
-                f"request {request.request_id} of {request.prompt_tokens} + {request.output_tokens} tokens is longer "
-                f"than max_model_len = {self.config.max_model_len}; shorten it or raise that"
+                f"{request} is longer than max_model_len = {self.config.max_model_len}; shorten it or raise that"
             )
-        if not self.manager.fits(group):
-            raise UserError(
-                f"request {request.request_id} of {request.prompt_tokens} + {request.output_tokens} tokens does not "
-                f"fit into an empty pool of {self.manager.num_blocks} blocks of {self.manager.block_size}; use a "
-                "larger pool"
-            )
-        self.waiting.append(group)
-        self._record("arrive", group)
-        return group
 
     @property
     def has_work(self) -> bool:
         return self.prefilling is not None or super().has_work
-
-    def schedule(self) -> ChunkedOutput:
-        """Decide the next iteration: a token for all that run, then prompts with what is left of the budget."""
-        output = ChunkedOutput(self.iteration)
-        self._reserve_slots(output)
-        output.decodes = list(self.running)
-        output.num_decode_seqs = self.num_seqs
-        output.context_tokens = self._context_base + self.iteration * self.num_seqs
-        if not output.preempted:  # memory that was just taken from somebody is for those who run
-            budget = self.config.max_num_batched_tokens - self.num_seqs
-            budget -= self._continue(output, budget)
-            self._start(output, budget)
-        return output
 
     def can_repeat(self, output: ChunkedOutput) -> bool:
         return super().can_repeat(output) and not output.chunks
@@ -133,6 +109,11 @@ class ChunkedPrefillScheduler(Scheduler):
             yield self.prefilling, self.num_computed
 
     # Prompts
+
+    def admit(self, output: ChunkedOutput) -> None:
+        """Give prompts what decodes have left of the budget: first the one under way, then waiting ones."""
+        budget = self.config.max_num_batched_tokens - self.running.num_seqs
+        self._start(output, budget - self._continue(output, budget))
 
     def _continue(self, output: ChunkedOutput, budget: int) -> int:
         """The next chunk of the prompt under way, if there is budget and memory for it; the tokens that it takes."""
@@ -147,13 +128,15 @@ class ChunkedPrefillScheduler(Scheduler):
         for num_tokens in first_of_blocks:
             self.manager.append_slots(group, num_tokens)
         if self.manager.grows and first_of_blocks:
-            self._record("append", group, blocks=len(first_of_blocks))
+            self.record("append", group, blocks=len(first_of_blocks))
         self._compute(output, group, start, end)
         return end - start
 
     def _start(self, output: ChunkedOutput, budget: int) -> None:
         """Waiting groups in their order, until one has to be cut or does not fit."""
-        while self.waiting and self.prefilling is None and budget > 0 and self.num_seqs < self.config.max_num_seqs:
+        while (
+            self.waiting and self.prefilling is None and budget > 0 and self.running.num_seqs < self.config.max_num_seqs
+        ):
             group = self.waiting[0]
             cached, total = self.manager.prefix_tokens(group), group.num_stored(self.iteration)
             end = min(cached + budget, total)
@@ -163,7 +146,7 @@ class ChunkedPrefillScheduler(Scheduler):
                 return
             self.waiting.popleft()
             self.manager.allocate(group, end)
-            self._record("admit", group, tokens=end - cached)
+            self.record("admit", group, tokens=end - cached)
             self._compute(output, group, cached, end)
             budget -= end - cached
 
@@ -175,21 +158,11 @@ class ChunkedPrefillScheduler(Scheduler):
             output.chunks.append(Prefill(group, end, start))
         else:
             self.prefilling = None
-            self._enter(group)
+            self.running.enter(group, self.iteration)
             output.prefills.append(Prefill(group, end, start))
 
-    def _preempt(self, victim: SequenceGroup, requester: SequenceGroup, output: SchedulerOutput) -> None:
-        """Drive out the newest: the prompt under way if there is one, else `victim`."""
-        group = self.prefilling
-        if group is None:
-            super()._preempt(victim, requester, output)
-            return
-        self.prefilling = None
-        self.manager.free(group)
-        group.num_preemptions += 1
-        self.num_preemptions += 1
-        output.preempted.append(group)
-        self.waiting.appendleft(group)  # it was the first in the queue
-        self._record(
-            "preempt", group, requester=requester.request.request_id, mode="recompute", tokens=self.num_computed
-        )
+    def withdraw_latest(self) -> tuple[SequenceGroup, int]:
+        if self.prefilling is None:
+            return super().withdraw_latest()
+        group, self.prefilling = self.prefilling, None  # it started last
+        return group, self.num_computed

@@ -1,4 +1,4 @@
-"""Time as the engine sees it: virtual time that a cost model spends, or the real one, which passes by itself."""
+"""Time as the engine sees it: virtual time that a cost model spends, or the real one."""
 
 from __future__ import annotations
 
@@ -14,26 +14,22 @@ class Clock(ABC):
     def now(self) -> float: ...
 
     @abstractmethod
-    def spend(self, seconds: float) -> None:
-        """An iteration took this long."""
+    def spend(self, durations_s: list[float]) -> None:
+        """Iterations took this long, one after the other."""
 
     @abstractmethod
     def wait_until(self, moment: float) -> None: ...
 
 
 class VirtualClock(Clock):
-    def __init__(self) -> None:
-        self._now = 0.0
+    now = 0.0
 
-    @property
-    def now(self) -> float:
-        return self._now
-
-    def spend(self, seconds: float) -> None:
-        self._now += seconds
+    def spend(self, durations_s: list[float]) -> None:
+        for seconds in durations_s:  # not sum(), whose rounding depends on the version of Python
+            self.now += seconds
 
     def wait_until(self, moment: float) -> None:
-        self._now = max(self._now, moment)
+        self.now = max(self.now, moment)
 
 
 class WallClock(Clock):
@@ -46,7 +42,7 @@ class WallClock(Clock):
     def now(self) -> float:
         return time.perf_counter() - self._start
 
-    def spend(self, seconds: float) -> None:
+    def spend(self, durations_s: list[float]) -> None:
         pass
 
     def wait_until(self, moment: float) -> None:

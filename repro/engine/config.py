@@ -1,8 +1,7 @@
 """Models, devices and the paper's three deployments (Table 1): arithmetic only, no behaviour.
 
 Everything that follows from a configuration alone is computed here from the architecture, so that "exact" numbers have
-one source. What a step costs in time is not known here (see `executor.cost_model`).
-"""
+one source. What a step costs in time is not known here (see `executor.cost_model`)."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ GB = 10**9
 class ModelConfig:
     """A decoder-only transformer, as far as memory and arithmetic are concerned.
 
-    `num_parameters` counts weights and embeddings; `bytes_per_value` is the storage of weights and K/V (2 for FP16).
-    """
+    `num_parameters` counts weights and embeddings; `bytes_per_value` is the storage of weights and K/V (2 for FP16)."""
 
     name: str
     num_layers: int

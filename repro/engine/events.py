@@ -6,8 +6,7 @@
     resume   it was swapped in (blocks)                   fork     beams were re-parented (parents)
     finish   it ended (tokens)
 
-Iterations, not seconds: the scheduler does not know the time.
-"""
+Iterations, not seconds: the scheduler does not know the time."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ class StepResult:
     """What came out of one SchedulerOutput.
 
     `durations_s` has one entry per iteration that ran; `parents` re-parents beams; `stopped` lists sequences that ended
-    before their length limit.
-    """
+    before their length limit."""
 
     durations_s: list[float]
     parents: dict[SequenceGroup, list[int]] = field(default_factory=dict)
@@ -39,6 +38,4 @@ class ParentChoices(Protocol):
     def parents(self, request_id: int, width: int, step: int) -> list[int] | None:
         """The beam that each beam continues after decoding step `step` (0 is the first one); None if each its own.
 
-        Survivors keep their places: parents[p] == p for every p in the list.
-        """
-        ...
+        Survivors keep their places: parents[p] == p for every p in the list."""

@@ -59,11 +59,9 @@ class Engine:
         return outcome
 
     def run(self, requests: Iterable[Request], until_s: float = math.inf) -> list[Outcome]:
-        """Outcomes of the requests that have arrived, in their order; at `until_s` whatever still runs is left
-        unfinished.
+        """Outcomes of the requests that have arrived, in their order; what runs at `until_s` is left unfinished.
 
-        UserError if a request can never fit, when its turn comes.
-        """
+        UserError if a request can never fit, when its turn comes."""
         outcomes: list[Outcome] = []
         arrivals = iter(requests)
         upcoming = next(arrivals, None)
@@ -81,22 +79,28 @@ class Engine:
         """One iteration, or as many equal ones as begin before the next arrival."""
         start = self.clock.now
         output = self.scheduler.schedule()
-        if self.scheduler.can_repeat(output):
-            until = next_arrival_s if self.scheduler.admits_on_arrival else math.inf
-            for observer in self.observers:
-                until = min(until, observer.next_s)
-            self.scheduler.extend(output, self.executor.lookahead(output, start, until))
+        self._repeat(output, start, next_arrival_s)
         result = self.executor.execute(output)
-        for seconds in result.durations_s:
-            self.clock.spend(seconds)
+        self.clock.spend(result.durations_s)
         for observer in self.observers:
             observer.observe(self, output, start)
         now = self.clock.now
+        self._note(now, output, self.scheduler.update(output, result.parents, result.stopped))
+
+    def _repeat(self, output: SchedulerOutput, start_s: float, next_arrival_s: float) -> None:
+        """Let the output stand for all iterations that would be like it and concern no arrival and no observer."""
+        if self.scheduler.can_repeat(output):
+            until = next_arrival_s if self.scheduler.admits_on_arrival else math.inf
+            until = min([until, *[observer.next_s for observer in self.observers]])
+            self.scheduler.extend(output, self.executor.lookahead(output, start_s, until))
+
+    def _note(self, now_s: float, output: SchedulerOutput, ended: list[SequenceGroup]) -> None:
+        """Who has got the first token now, and who the last one."""
         for prefill in output.prefills:
             outcome = self._unfinished[prefill.group]
             if math.isnan(outcome.first_token_s):
-                outcome.first_token_s = now
-        for group in self.scheduler.update(output, result.parents, result.stopped):
+                outcome.first_token_s = now_s
+        for group in ended:
             outcome = self._unfinished.pop(group)
-            outcome.finish_s = now
+            outcome.finish_s = now_s
             outcome.num_preemptions = group.num_preemptions

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from operator import attrgetter
 
 from repro.engine.errors import UserError
 
@@ -57,6 +58,10 @@ class Request:
     sampling: SamplingParams
     prefix_id: str | None = None
 
+    def __str__(self) -> str:
+        lengths = f"{self.prompt_tokens} + {self.output_tokens} tokens"
+        return f"request {self.request_id} of {lengths} x {self.sampling.n} sequences"
+
 
 class Status(enum.Enum):
     WAITING = "waiting"  # not started, or preempted by recomputation
@@ -75,31 +80,45 @@ class Sequence:
 class SequenceGroup:
     """All sequences of one request, with the little state that the scheduler keeps about them.
 
-    All live sequences of a group have the same length. While the group runs, the number of generated tokens follows
-    from the scheduler's iteration counter, `generated = iteration - offset`; that is what makes many iterations cheap
-    to advance together. At other times `offset` holds minus the number generated (iteration 0)."""
+    All live sequences of a group have the same length. While the group runs, each of them gets a token an iteration, so
+    the length follows from the iteration's number; that makes many iterations cheap to advance together.
 
-    __slots__ = ("request", "seqs", "status", "offset", "num_preemptions")
+    seqs               its live sequences
+    arrival            (seconds, request number): groups in this order are first come, first served
+    running_since      the iteration in which its present run began; None while it does not run
+    generated_before   output tokens that each sequence got in earlier runs (a preemption ends a run)"""
+
+    __slots__ = ("request", "seqs", "arrival", "status", "running_since", "generated_before", "num_preemptions")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.seqs = [Sequence(f"{request.request_id}.{i}") for i in range(request.sampling.n)]
+        self.arrival = (request.arrival_s, request.request_id)
         self.status = Status.WAITING
-        self.offset = 0
+        self.running_since: int | None = None
+        self.generated_before = 0
         self.num_preemptions = 0
 
-    def num_generated(self, iteration: int) -> int:
-        """Output tokens that each live sequence has when `iteration` begins."""
-        return iteration - self.offset if self.status is Status.RUNNING else -self.offset
+    def start(self, iteration: int) -> None:
+        """Run from `iteration` on."""
+        self.status, self.running_since = Status.RUNNING, iteration
+
+    def stop(self, iteration: int, status: Status) -> None:
+        """Run no more from `iteration` on, for the reason that `status` gives."""
+        self.generated_before = self.num_generated(iteration)
+        self.status, self.running_since = status, None
 
     def num_stored(self, iteration: int) -> int:
         """Tokens of each live sequence whose K/V is in memory once `iteration` has run.
 
         The newest token's K/V is computed by the iteration that takes it as input, so a sequence of prompt p and output
-        o never stores more than p + o - 1 tokens.
-        """
-        generated = iteration - self.offset if self.status is Status.RUNNING else -self.offset
-        return self.request.prompt_tokens + generated
+        o never stores more than p + o - 1 tokens."""
+        tokens, since = self.request.prompt_tokens + self.generated_before, self.running_since
+        return tokens if since is None else tokens + iteration - since
+
+    def num_generated(self, iteration: int) -> int:
+        """Output tokens that each live sequence has when `iteration` begins."""
+        return self.num_stored(iteration) - self.request.prompt_tokens
 
     @property
     def is_beam(self) -> bool:
@@ -107,3 +126,7 @@ class SequenceGroup:
 
     def __repr__(self) -> str:
         return f"SequenceGroup({self.request.request_id}, {self.status.value}, {len(self.seqs)} sequences)"
+
+
+#: sort key: first come, first served
+by_arrival = attrgetter("arrival")

@@ -1,7 +1,6 @@
 """The systems that the paper compares, as data: how K/V memory is managed and how requests are batched.
 
-Adding one is adding an entry (`register`): everything else takes the name. docs/extending.md walks through it.
-"""
+Adding one is adding an entry (`register`): everything else takes the name. docs/extending.md walks through it."""
 
 from __future__ import annotations
 
@@ -42,9 +41,8 @@ class System:
         return replace(self, scheduler=replace(self.scheduler, **changes))
 
 
-# vLLM limits tokens per iteration; the authors' Orca has no such cap. FasterTransformer's batch limit was chosen by
-# hand per model and trace (not stated); studies set max_num_seqs.
-_ORCA = SchedulerConfig(max_num_batched_tokens=None)
+_ORCA = SchedulerConfig(max_num_batched_tokens=None)  # vLLM limits tokens per iteration; the authors' Orca does not
+_STATIC = SchedulerConfig(batching=Batching.REQUEST, max_num_batched_tokens=None)
 
 SYSTEMS: dict[str, System] = {
     system.name: system
@@ -53,15 +51,10 @@ SYSTEMS: dict[str, System] = {
         System("orca-oracle", "Orca (Oracle)", _ORCA, reserve_oracle),
         System("orca-pow2", "Orca (Pow2)", _ORCA, reserve_pow2),
         System("orca-max", "Orca (Max)", _ORCA, reserve_max),
-        System(
-            "faster-transformer",
-            "FasterTransformer",
-            SchedulerConfig(batching=Batching.REQUEST, max_num_batched_tokens=None),
-            reserve_max,
-        ),
+        System("faster-transformer", "FasterTransformer", _STATIC, reserve_max),
     )
 }
-
+_PAPERS_OWN = frozenset(SYSTEMS)
 
 #: FasterTransformer's batch limit was set by hand. Known for OPT-13B: 5 on ShareGPT and 14 on Alpaca (the authors'
 #: scripts). For the other models it is scaled with the K/V slots; the paper does not say.
@@ -77,21 +70,16 @@ def system_for(name: str, deployment: Deployment, workload: str) -> System:
     chosen = system(name)
     if name != "faster-transformer":
         return chosen
-    limit = (
-        lookup("workload", FASTER_TRANSFORMER_BATCH, workload) * deployment.kv_slots / DEPLOYMENTS["opt-13b"].kv_slots
-    )
+    batch = lookup("workload", FASTER_TRANSFORMER_BATCH, workload)
+    limit = max(1, round(batch * deployment.kv_slots / DEPLOYMENTS["opt-13b"].kv_slots))
     # The batch limit stands for its memory, so the reservation must not bind before it does.
-    return replace(chosen, reservation=reserve_oracle).with_scheduler(max_num_seqs=max(1, round(limit)))
-
-
-_PAPERS_OWN = frozenset(SYSTEMS)
+    return replace(chosen, reservation=reserve_oracle).with_scheduler(max_num_seqs=limit)
 
 
 def register(new: System) -> System:
     """Make a system known by its name, so that experiments can be asked for it; registering it again replaces it.
 
-    UserError for the name of one of the paper's systems.
-    """
+    UserError for the name of one of the paper's systems."""
     if new.name in _PAPERS_OWN:
         raise UserError(
             f"{new.name!r} is one of the paper's systems ({', '.join(sorted(_PAPERS_OWN))}); choose another name"

@@ -34,6 +34,7 @@ from repro.setup.machine import machine
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+    from pandas.io.formats.style import Styler
 
     from repro.report.claims import Judgement
 
@@ -135,9 +136,9 @@ class Run:
         from repro.harness.progress import Progress
         from repro.harness.workers import Task, compute, left_in_flight
 
-        store = self._store
-        for label in left_in_flight(store.folder):
-            print(f"{self.stem}: an earlier run was killed while it computed {label}", flush=True)
+        store = self.store
+        if killed := left_in_flight(store.folder):
+            print(f"{self.stem}: an earlier run was killed while it computed {killed}", flush=True)
         points = self.identified_points()
         kept = {key: content for key in points if (content := store.read(key)) is not None}
         made = machine()
@@ -174,13 +175,13 @@ class Run:
                 "function": point.function.__name__,
                 **{name: _in_short(value) for name, value in point.arguments.items()},
                 "work (%)": round(100 * point.weight / total, 2),
-                "kept": self._store.path(key).is_file(),
+                "kept": self.store.path(key).is_file(),
             }
             for key, (_, point) in points.items()
         )
 
     @property
-    def _store(self) -> PointStore:
+    def store(self) -> PointStore:
         return PointStore(self.folders.of_points(self.stem))
 
     def identified_points(self) -> dict[str, tuple[keys.Identity, Point]]:
@@ -250,6 +251,17 @@ class Run:
         # The ledger is read, changed and written: two runs at once must take turns.
         with locked(self.folders.points / ".cache" / "claims.lock", wait=True):
             return claims.record(judgements, experiment=self.stem, directory=self.folders.figures)
+
+    def compare(self, rows: Rows) -> Styler:
+        """The paper's numbers beside ours, a line a key, with interval, deviation and verdict; `.data` is the table."""
+        from repro.report import claims
+
+        return claims.style(claims.compare(self.judgements(rows)))
+
+    def _repr_html_(self) -> str:
+        from repro.harness import card
+
+        return card.html(self)
 
     @property
     def manifest_path(self) -> Path:

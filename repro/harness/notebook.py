@@ -2,20 +2,18 @@
 
 The kernel is this very Python, through a kernel specification made in a temporary folder: none need be installed.
 Papermill takes `sys.exit(0)` in a cell and a stale result for success, so what a notebook should have left behind is
-checked afterwards. Progress lines of the kernel are passed on as they come.
-
-This module does not know what experiments compute.
+checked afterwards. What the kernel says of the experiment's progress is passed on as it comes.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import logging
 import os
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +27,7 @@ from repro.harness.workers import left_in_flight
 from repro.hashing import leftovers, temporary_name
 
 _START_TIMEOUT_S = 180  # a kernel on a busy two-core machine
+_SECONDS_BETWEEN_LINES = 60.0  # of a line that is redrawn, in a log
 
 
 class NotebookError(RuntimeError):
@@ -62,6 +61,7 @@ def execute(run: Run, overrides: Mapping[str, Any]) -> Path:
                 kernel_name="python3",
                 language="python",
                 progress_bar=False,
+                coalesce_streams=True,  # of a line that is redrawn, the executed notebook keeps the last state
                 start_timeout=_START_TIMEOUT_S,
                 stdout_file=_Echo(f"{run.stem}: ", sys.stderr),
             )
@@ -69,7 +69,7 @@ def execute(run: Run, overrides: Mapping[str, Any]) -> Path:
         raise _translated(run.stem, error, executed) from None
     except DeadKernelError:
         busy = left_in_flight(run.folders.of_points(run.stem))
-        doing = f" while it computed {'; '.join(busy)}" if busy else ""
+        doing = f" while it computed {busy}" if busy else ""
         raise NotebookError(
             f"{run.stem}: the notebook's kernel was killed{doing}. Most likely the machine ran out of memory: run with "
             "fewer worker processes (JOBS=1). Finished points are kept."
@@ -87,9 +87,9 @@ def execute(run: Run, overrides: Mapping[str, Any]) -> Path:
             os.replace(partial, executed)
     skipped = [cell for cell in read_notebook(executed) if cell.get("execution_count") is None]
     if skipped:
-        raise NotebookError(f"{run.stem}: the notebook ended early, before {_first_line(skipped[0])!r}; see {executed}")
-    problems = problems_of_run(run.stem, run.folders)
-    if problems:
+        first_line = "".join(skipped[0]["source"]).strip().splitlines()[0]
+        raise NotebookError(f"{run.stem}: the notebook ended early, before {first_line!r}; see {executed}")
+    if problems := problems_of_run(run.stem, run.folders):
         raise NotebookError(f"{run.stem}: the notebook ran, but {problems[0]}")
     return executed
 
@@ -107,25 +107,6 @@ def read_notebook(path: Path) -> list[dict[str, Any]]:
     if tags.count("parameters") != 1:
         raise UserError(f"{path}: one code cell must carry the tag 'parameters' and set scale and overrides")
     return cells
-
-
-def faults_of_notebook(path: Path) -> list[str]:
-    """What keeps a notebook from being thin: definitions, outputs, a parameters cell that is not the first."""
-    cells = read_notebook(path)
-    faults = []
-    if "parameters" not in cells[0]["metadata"].get("tags", []):
-        faults.append("its first code cell is not the one tagged 'parameters'")
-    for cell in cells:
-        if cell.get("outputs") or cell.get("execution_count") is not None:
-            faults.append(f"outputs are kept at {_first_line(cell)!r}")
-        definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-        if any(isinstance(node, definitions) for node in ast.walk(ast.parse("".join(cell["source"])))):
-            faults.append(f"something is defined at {_first_line(cell)!r}")
-    return faults
-
-
-def _first_line(cell: Mapping[str, Any]) -> str:
-    return "".join(cell["source"]).strip().splitlines()[0]
 
 
 def _literal(path: Path) -> str:
@@ -148,12 +129,10 @@ def _translated(stem: str, error: Any, executed: Path) -> BaseException:
 @contextmanager
 def _own_kernel() -> Iterator[None]:
     """Make "python3" the running interpreter, with this package, whatever kernels are installed."""
+    from ipykernel.kernelspec import write_kernel_spec
+
     with tempfile.TemporaryDirectory(prefix="repro-kernel-") as folder:
-        spec = Path(folder, "kernels", "python3", "kernel.json")
-        spec.parent.mkdir(parents=True)
-        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--log-level=CRITICAL"]
-        content = {"argv": argv, "display_name": "Python 3", "language": "python"}
-        spec.write_text(json.dumps(content), encoding="utf-8")
+        write_kernel_spec(Path(folder, "kernels", "python3"), extra_arguments=["--log-level=CRITICAL"])
         package = str(Path(__file__).resolve().parent.parent.parent)
         search = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         with paths.environment({"JUPYTER_PATH": folder, "PYTHONPATH": search}):
@@ -161,18 +140,24 @@ def _own_kernel() -> Iterator[None]:
 
 
 class _Echo:
-    """Passes on the kernel's progress lines: in place on a terminal, as lines anywhere else."""
+    """Passes on what the kernel says of its experiment: on a terminal at once, anywhere else whole lines and, of one
+    that is redrawn, what it says once a minute."""
 
     def __init__(self, prefix: str, stream: TextIO) -> None:
-        self._prefix, self._stream, self._pending = prefix, stream, ""
+        self._prefix, self._stream = prefix, stream
+        self._line, self._printed = "", time.monotonic()
 
     def write(self, text: str) -> None:
-        *lines, self._pending = (self._pending + text).split("\n")
-        for line in lines:
-            if line.startswith(self._prefix):
-                live = self._stream.isatty()
-                running = live and line.endswith(("left", "yet"))  # overwritten by the next
-                print(f"\r{line}\x1b[K" if live else line, end="" if running else "\n", file=self._stream, flush=True)
+        for piece in re.findall(r"[^\r\n]+|\n", text):
+            live, ended = self._stream.isatty(), piece == "\n"
+            if not ended:
+                self._line = piece.rstrip() if piece.startswith(self._prefix) else ""
+            old = time.monotonic() - self._printed > _SECONDS_BETWEEN_LINES
+            if self._line and (live or ended or old):
+                line = f"\r{self._line}\x1b[K" if live else self._line
+                print(line, end="" if live and not ended else "\n", file=self._stream, flush=True)
+                self._printed = time.monotonic()
+            self._line = "" if ended else self._line
 
     def flush(self) -> None:
         self._stream.flush()

@@ -16,7 +16,7 @@ import math
 import re
 import reprlib
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
@@ -110,7 +110,7 @@ def _checked(cls: type[Parameters], sources: Mapping[str, Mapping[Any, Any]]) ->
             raise UserError(str(cause or first["msg"])) from None
         name = str(first["loc"][0])
         source = origin.get(name, next(iter(sources)))
-        if first["type"] == "missing":
+        if first["type"] == "missing" and len(first["loc"]) == 1:
             raise UserError(f"{source}: parameter {name!r} is missing; give it a value") from None
         annotation = get_type_hints(cls, include_extras=True)[name]
         raise UserError(f"{source}: parameter {name!r} {_fault(values[name], annotation, first)}") from None
@@ -151,6 +151,8 @@ def in_words(annotation: Any) -> str:
         return f"a list, each entry {in_words(inner[0])}"
     if origin is tuple:
         return f"a list of {len(inner)}: " + ", ".join(map(in_words, inner))
+    if origin is Callable:
+        return "a function"
     if origin in (dict, Mapping):
         return f"'name: value' lines, each value {in_words(inner[1])}"
     return _WORDS.get(

@@ -1,65 +1,60 @@
 """One live line that says how far an experiment is: done, elapsed, and how long the rest will take.
 
-On a terminal the line is redrawn in place; anywhere else (a notebook, a log) a new line appears every few seconds at
-most. The time left is estimated from the points' relative costs, with a clock that cannot jump.
+The line is tqdm's, as text and redrawn in place: on a terminal several times a second, in a notebook every few seconds.
+The time left is estimated from the points' relative costs.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from typing import TextIO
+
+from tqdm import tqdm
 
 _SECONDS_BETWEEN = {True: 0.2, False: 3.0}  # by: is it a terminal
 
 
-class Progress:
+class Progress(tqdm):
     """The progress of one experiment's points.
 
     `total` counts all points, `kept` those finished in earlier runs; `weight` is the cost of those still to compute.
     """
 
+    monitor_interval = 0  # no thread beside the workers'
+    _lock = threading.RLock()  # no lock between processes either: only the parent writes
+
     def __init__(self, stem: str, total: int, kept: int, weight: float, stream: TextIO | None = None) -> None:
-        self._stem, self._total, self._done, self._kept = stem, total, kept, kept
-        self._weight, self._weight_done = weight, 0.0
-        self._stream = stream or (sys.stderr if sys.stderr.isatty() else sys.stdout)
-        self._live = self._stream.isatty()
-        self._start = time.monotonic()
-        self._shown = self._start
+        self._stem, self._points, self._done, self._kept = stem, total, kept, kept
+        stream = stream or (sys.stderr if sys.stderr.isatty() else sys.stdout)
+        interval = _SECONDS_BETWEEN[stream.isatty()]
+        super().__init__(total=weight, file=stream, mininterval=interval, miniters=0, delay=interval)
+        self.delay = 0  # it has kept the first line back; the last one comes at once
+        self._time = time.monotonic  # tqdm's own clock can jump
+        self.start_t = self.last_print_t = self._time()
 
     def advance(self, weight: float) -> None:
         """Count one more finished point of the given cost."""
         self._done += 1
-        self._weight_done += weight
+        self.update(weight)
 
     def show(self) -> None:
-        """Print the line if the last one is old enough."""
-        now = time.monotonic()
-        if now - self._shown >= _SECONDS_BETWEEN[self._live] and self._done < self._total:
-            self._shown = now
-            self._print(self._line(now - self._start), end="" if self._live else "\n")
+        """Redraw the line if the last time is long enough ago."""
+        self.update(0)
 
-    def close(self) -> None:
-        """Print the last line: what is there now, and what of it was computed."""
-        elapsed = time.monotonic() - self._start
-        computed = self._done - self._kept
-        parts = [f"{self._done}/{self._total} points"]
+    def __str__(self) -> str:
+        """The line; once closed: what is there now, and what of it was computed."""
+        elapsed, computed = self._time() - self.start_t, self._done - self._kept
+        line = f"{self._stem}: {self._done}/{self._points} points"
+        if not self.disable:
+            left = f"about {duration(elapsed * (self.total - self.n) / self.n)} left" if self.n else ""
+            return f"{line}, {duration(elapsed)} elapsed, {left or 'time left not known yet'}"
         if computed:
-            parts.append(f"{computed} computed in {duration(elapsed)}")
-        if self._done < self._total:
-            parts.append(f"{self._total - self._done} missing")
-        elif not computed:
-            parts.append("all kept from earlier runs")
-        self._print(f"{self._stem}: {', '.join(parts)}", end="\n")
-
-    def _line(self, elapsed: float) -> str:
-        left = elapsed * (self._weight - self._weight_done) / self._weight_done if self._weight_done else None
-        return f"{self._stem}: {self._done}/{self._total} points, {duration(elapsed)} elapsed, " + (
-            f"about {duration(left)} left" if left is not None else "time left not known yet"
-        )
-
-    def _print(self, line: str, end: str) -> None:
-        print(f"\r{line}\x1b[K" if self._live else line, end=end, file=self._stream, flush=True)
+            line += f", {computed} computed in {duration(elapsed)}"
+        if self._done < self._points:
+            return f"{line}, {self._points - self._done} missing"
+        return line if computed else f"{line}, all kept from earlier runs"
 
 
 def duration(seconds: float) -> str:

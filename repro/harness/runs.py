@@ -1,7 +1,7 @@
-"""What was kept of runs: rows, and what is told about them, from a file, a folder, or a commit with figures.
+"""What was kept of runs: tables and what is known of them, from a file, a folder, or a commit with figures.
 
-Three things hold rows: results/<experiment>/rows.csv with its manifest.json, figures/<experiment>.csv with the sidecars
-of the figures drawn from it, and any commit of the latter. This module does not know what rows mean.
+Three things hold tables: results/<experiment>/ with its manifest.json, figures/ with <experiment>.<table>.csv and the
+sidecars of the figures drawn from them, and any commit of the latter. This module does not know what rows mean.
 """
 
 from __future__ import annotations
@@ -11,65 +11,81 @@ import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from repro import paths
 from repro.engine.errors import UserError
-from repro.harness.tables import read_table
-
-if TYPE_CHECKING:
-    import pandas as pd
+from repro.harness.tables import Rows
 
 
 @dataclass(frozen=True)
 class KeptRun:
-    """`about` has the entries of a manifest or sidecar (parameters, code_hash ...); it is empty for bare rows."""
+    """`about` has the entries of a manifest or sidecar (parameters, code_hash ...)."""
 
-    rows: pd.DataFrame
+    rows: Rows
     about: dict[str, Any]
 
 
 def kept_runs(named: str) -> dict[str, KeptRun]:
-    """Experiment -> run. `named` is a file of rows, a folder of results or figures, or a commit of this checkout.
+    """Experiment -> run. `named` is a table's file, a folder of results or figures, or a commit of this checkout.
 
-    UserError if it is none of these or holds no rows.
+    UserError if it is none of these or holds no tables.
     """
     path = Path(named)
     if path.is_file():
-        name = path.resolve().parent.name if path.name == "rows.csv" else path.stem
-        beside = _results(path.parent) if path.name == "rows.csv" else _figures(path.parent.iterdir(), Path.read_bytes)
-        return {name: KeptRun(read_table(path), beside[name].about if name in beside else {})}
-    found = _results(path) or _figures(path.iterdir(), Path.read_bytes) if path.is_dir() else _of_commit(named)
+        beside = (_results(path.parent) or _figures(path.parent.iterdir(), Path)).items()
+        found = {stem: _only(run, path) for stem, run in beside if path.name in _files(run.about)}
+    elif path.is_dir():
+        found = _results(path) or _figures(path.iterdir(), Path)
+    else:
+        found = _of_commit(named)
     if not found:
         raise UserError(
-            f"{named} holds no rows: name a rows.csv, a folder of results or figures, or a commit with figures"
+            f"{named} holds no tables: name a table's CSV file with its manifest or figures beside it, a folder of "
+            "results or figures, or a commit with figures"
         )
     return found
 
 
+def _files(about: dict[str, Any]) -> dict[str, str]:
+    """File name -> table."""
+    return {table.get("file", f"{name}.csv"): name for name, table in about["tables"].items()}
+
+
+def _only(run: KeptRun, path: Path) -> KeptRun:
+    name = _files(run.about)[path.name]
+    return KeptRun(Rows({name: run.rows[name]}, run.rows.keys_of), run.about)
+
+
 def _results(folder: Path) -> dict[str, KeptRun]:
-    files = sorted([*folder.glob("rows.csv"), *folder.glob("*/rows.csv")])
+    manifests = sorted([*folder.glob("manifest.json"), *folder.glob("*/manifest.json")])
     return {
-        file.resolve().parent.name: KeptRun(read_table(file), _object(file.with_name("manifest.json"), Path.read_bytes))
-        for file in files
+        path.resolve().parent.name: _run(about, path.with_name)
+        for path in manifests
+        if "tables" in (about := _object(path))
     }
 
 
-def _figures(files: Iterable[Path], read: Callable[[Path], bytes]) -> dict[str, KeptRun]:
-    """The rows that the sidecars among `files` name."""
+def _figures(files: Iterable[Path], source: Callable[[Path], Path | bytes]) -> dict[str, KeptRun]:
+    """The tables that the sidecars among `files` name; `source` gives a file's path or its content."""
     by_name = {file.name: file for file in files}
-    found = {}
+    found: dict[str, KeptRun] = {}
     for name in sorted(by_name):
-        about = _object(by_name[name], read) if name.endswith(".json") else {}
-        rows = about.get("rows")
-        if isinstance(rows, str) and rows in by_name and rows.endswith(".csv"):
-            found.setdefault(Path(rows).stem, KeptRun(read_table(read(by_name[rows])), about))
+        about = _object(source(by_name[name])) if name.endswith(".json") else {}
+        stem, tables = about.get("experiment"), about.get("tables")
+        if isinstance(tables, dict) and stem not in found and all(file in by_name for file in _files(about)):
+            found[stem] = _run(about, lambda file: source(by_name[file]))
     return found
 
 
-def _object(file: Path, read: Callable[[Path], bytes]) -> dict[str, Any]:
+def _run(about: dict[str, Any], source: Callable[[str], Path | bytes]) -> KeptRun:
+    keys = {name: tuple(table["keys"]) for name, table in about["tables"].items()}
+    return KeptRun(Rows.read({name: source(file) for file, name in _files(about).items()}, keys), about)
+
+
+def _object(source: Path | bytes) -> dict[str, Any]:
     try:
-        content = json.loads(read(file))
+        content = json.loads(source.read_bytes() if isinstance(source, Path) else source)
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -1,31 +1,38 @@
-"""The source code that a computation depends on, found by following imports, and its hash.
+"""Which source code a result depends on, and the hash of that code.
 
-* A study (a module with `points` and `draw`) counts only with the definitions that are reached by name from
-  the point's function: editing its `draw` or `judge`, or an import that only they use, changes nothing.
-* Every other module of the project that is reached, also by an import inside a function, counts whole.
-* Comments, docstrings and imports for type checkers never count.
-* The data files of every reached package count too (cost-model profiles, histograms).
+The rule: a point's function counts with the names that it uses, and those that these use in turn, while they are
+defined in modules of studies; any other module of the project that such a name comes from counts whole, with all that
+it imports. The reason: a study's module holds what computes beside what draws and judges, and only the first may cost a
+new computation; everywhere else the coarse rule is the one that misses nothing.
 
-Installed libraries do not count; their versions are in the manifest. An import by a computed name
-(`importlib.import_module`) is not seen. This module knows nothing of points, arguments and results.
+Imports inside functions count. Comments, docstrings, imports for type checkers and the annotations of a function's
+arguments lead nowhere. Data files beside a reached module count by content. A name that `repro` offers lazily counts as
+what it stands for. Installed libraries do not count (the manifest has their versions); an import by a computed name is
+not seen.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from repro import paths
 from repro.engine.errors import UserError
 from repro.hashing import canonical_json, sha256_file, sha256_text
 
 #: Files with these endings hold data that is read, in the package or as an argument.
-DATA_SUFFIXES = (".csv", ".json", ".jsonl", ".parquet", ".txt", ".yaml", ".npz", ".gguf")
+DATA_SUFFIXES = (".csv", ".json", ".jsonl", ".parquet", ".txt", ".yaml", ".yml", ".toml", ".npz", ".gguf")
+#: A module and a name in it, with the attributes taken from it: ("repro.bench", "plan.Rows"). "*" is the whole module,
+#: "" what it does when it is imported.
+Part = tuple[str, str]
 _PACKAGE = Path(__file__).resolve().parent.parent
 _LIBRARY_FOLDERS = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")})
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class Sources:
@@ -35,192 +42,154 @@ class Sources:
     """
 
     def __init__(self) -> None:
-        self._modules: dict[str, _Module | None] = {}
-        self._digests: dict[frozenset[tuple[str, str]], str] = {}
+        self.digest = functools.cache(self._digest)
+        self._module = functools.cache(lambda name: _Module(name, path) if (path := self.path(name)) else None)
+
+    def _digest(self, roots: frozenset[Part]) -> str:
+        """The hash of all the code and data that the given parts reach."""
+        code = self.reached(roots)
+        packages = {self.path(module).parent for module, _ in code}
+        data = sorted(path for path in _PACKAGE.rglob("*") if path.suffix in DATA_SUFFIXES)
+        data = [path for path in data if next(up for up in path.parents if (up / "__init__.py").exists()) in packages]
+        files = {str(path.relative_to(_PACKAGE)): sha256_file(path) for path in data}
+        return sha256_text(canonical_json([sorted(code.items()), files]))
+
+    def reached(self, roots: Iterable[Part]) -> dict[Part, str]:
+        """Every part that the given ones reach, themselves included -> the hash of its source."""
+        reached: dict[Part, str] = {}
+        todo = list(roots)
+        while todo:
+            module, dotted = todo.pop()
+            name, _, attribute = dotted.partition(".")
+            if name and self.path(f"{module}.{name}") is not None:
+                todo.append((f"{module}.{name}", attribute or "*"))
+            elif (found := self._module(module)) is not None:
+                part = module, dotted if name in found.parts else "*"
+                if part not in reached:
+                    reached[part], links = found.read(part[1])
+                    todo += [*links, (module.rpartition(".")[0], "")]  # importing a module runs the packages around it
+        return reached
 
     def path(self, module: str) -> Path | None:
         """The file of one of the project's own modules; None for libraries, notebooks and what does not exist."""
         parts = module.split(".")
         if parts[0] == _PACKAGE.name:
             beside = _PACKAGE.joinpath(*parts[1:])
-            candidates = (beside / "__init__.py", beside.with_suffix(".py"))
-            return next((path for path in candidates if path.is_file()), None)
+            return next(filter(Path.is_file, (beside / "__init__.py", beside.with_suffix(".py"))), None)
         named = getattr(sys.modules.get(module), "__file__", None)  # a study kept outside the package
         if module == "__main__" or not named or not named.endswith(".py"):
             return None
         path = Path(named).resolve()
         return None if any(path.is_relative_to(folder) for folder in _LIBRARY_FOLDERS) else path
 
-    def digest(self, roots: frozenset[tuple[str, str]]) -> str:
-        """The hash of all the code and data that the given (module, name) pairs reach."""
-        if roots not in self._digests:
-            reached = self.reached(roots)
-            parts: dict[str, Any] = {}
-            for module, names in reached.items():
-                parts[module] = self._module(module).text_and_imports(names)[0]
-            for path in self._data_files(reached):
-                parts[str(path.relative_to(_PACKAGE))] = sha256_file(path)
-            self._digests[roots] = sha256_text(canonical_json(parts))
-        return self._digests[roots]
-
-    def reached(self, roots: frozenset[tuple[str, str]]) -> dict[str, frozenset[str]]:
-        """Module -> the top-level names of it that are reached ("" stands for the whole module)."""
-        reached: dict[str, set[str]] = {}
-        todo = list(roots)
-        while todo:
-            module, name = todo.pop()
-            submodule = f"{module}.{name}"
-            if name and self.path(submodule) is not None:
-                module, name = submodule, ""
-            found = self._module(module)
-            if found is None:
-                continue
-            name = name if found.is_study and name in found.bindings else ""
-            if name in reached.setdefault(module, set()):
-                continue
-            reached[module].add(name)
-            todo.extend(found.text_and_imports(frozenset({name}))[1])
-            parent = module.rpartition(".")[0]
-            if parent:
-                todo.append((parent, ""))
-        return {module: frozenset(names) for module, names in reached.items()}
-
-    def _module(self, module: str) -> _Module | None:
-        if module not in self._modules:
-            path = self.path(module)
-            self._modules[module] = _Module(module, path) if path else None
-        return self._modules[module]
-
-    def _data_files(self, reached: Mapping[str, Any]) -> list[Path]:
-        """The data files whose nearest enclosing package is reached."""
-        packages = {self.path(module).parent for module in reached}
-
-        def package_of(folder: Path) -> Path:
-            is_package = folder == _PACKAGE or (folder / "__init__.py").exists()
-            return folder if is_package else package_of(folder.parent)
-
-        return sorted(
-            path for path in _PACKAGE.rglob("*") if path.suffix in DATA_SUFFIXES and package_of(path.parent) in packages
-        )
-
 
 class _Module:
-    """One source file, taken apart into what each top-level name is bound by."""
+    """One source file in parts: "*", the whole; where names are followed, also each top-level name, and "" for the
+    statements that may do more than bind one, which count with every name."""
 
     def __init__(self, name: str, path: Path) -> None:
-        self._name, self._is_package = name, path.name == "__init__.py"
-        self._reached: dict[frozenset[str], tuple[str, list[tuple[str, str]]]] = {}
+        self._name, self._package = name, name if path.name == "__init__.py" else name.rpartition(".")[0]
+        self.read = functools.cache(self._read)
         try:
-            self._tree = normalised(ast.parse(path.read_text(encoding="utf-8")))
+            body = normalised(ast.parse(path.read_text(encoding="utf-8"))).body
         except SyntaxError as error:
             raise UserError(f"{path}, line {error.lineno}: {error.msg}") from error
-        self.bindings: dict[str, list[ast.stmt]] = {}
-        self._always: list[ast.stmt] = []
-        for statement in self._tree.body:
-            names = _bound_names(statement)
-            for bound in names:
-                self.bindings.setdefault(bound, []).append(statement)
-            if not names:  # may have a side effect
-                self._always.append(statement)
-        self.is_study = {"points", "draw"} <= self.bindings.keys()
+        if is_face := name == _PACKAGE.name:
+            body += _lazy_imports(body)
+        self.parts: dict[str, list[ast.stmt]] = {"*": body}
+        if is_face or f"{name}.".startswith((f"{_PACKAGE.name}.studies.", f"{paths.studies_package()}.")):
+            self.parts[""] = []
+            for bound, statement in (binding for whole in body for binding in _bindings(whole)):
+                self.parts.setdefault(bound, []).append(statement)
 
-    def _statements(self, names: frozenset[str]) -> list[ast.stmt]:
-        if "" in names:
-            return self._tree.body
-        kept = {id(statement): statement for statement in self._always}
-        todo = set(names).union(*map(names_in, self._always))
-        seen: set[str] = set()
-        while todo:
-            name = todo.pop()
-            seen.add(name)
-            for statement in self.bindings.get(name, ()):
-                # Of an import only the names that are used count, see below; its own names lead nowhere else.
-                kept[id(statement)] = statement
-                if not isinstance(statement, (ast.Import, ast.ImportFrom)):
-                    todo |= names_in(statement) - seen
-        trimmed = []
-        for statement in self._tree.body:
-            if id(statement) in kept:
-                if isinstance(statement, (ast.Import, ast.ImportFrom)):
-                    used = [alias for alias in statement.names if _alias_name(alias) in seen | {"*"}]
-                    statement = type(statement)(**{**dict(ast.iter_fields(statement)), "names": used})
-                trimmed.append(statement)
-        return trimmed
-
-    def text_and_imports(self, names: frozenset[str]) -> tuple[str, list[tuple[str, str]]]:
-        """The source that the given names reach ("" for all of it), and what it imports."""
-        if names not in self._reached:
-            tree = ast.Module(body=self._statements(names), type_ignores=[])
-            self._reached[names] = canonical_source(tree), imports_of(tree, self._name, self._is_package)
-        return self._reached[names]
+    def _read(self, dotted: str) -> tuple[str, list[Part]]:
+        """The hash of a part's source, and the parts that it leads to."""
+        name, _, attribute = dotted.partition(".")
+        tree = ast.Module(body=self.parts[name], type_ignores=[])
+        used = ["", *(used for used in names_in(tree) if used.partition(".")[0] in self.parts)]
+        links = [(self._name, name) for name in used] + imports_of(tree, self._package, attribute)
+        return sha256_text(canonical_source(tree)), links
 
 
-def imports_of(tree: ast.AST, module: str = "__main__", is_package: bool = False) -> list[tuple[str, str]]:
-    """Every import in the tree as (module, name); name is "" where the module itself is meant."""
+def _lazy_imports(body: list[ast.stmt]) -> list[ast.stmt]:
+    """What a package offers lazily, as imports: the dictionary name -> (module, name) that its `__getattr__` reads."""
+    tables = [node.value for node in body if isinstance(getattr(node, "value", None), ast.Dict)]
+    pairs = [pair for table in tables for pair in ast.literal_eval(table).items()]
+    return [ast.ImportFrom(module, [ast.alias(name, offered)], 0) for offered, (module, name) in pairs]
+
+
+def _bindings(statement: ast.stmt) -> list[tuple[str, ast.stmt]]:
+    """A top-level statement under each name that it binds, an import in pieces; under "" if it may do more."""
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        bound = [(alias.asname or alias.name).split(".")[0].strip("*") for alias in statement.names]
+        pieces = [{**dict(ast.iter_fields(statement)), "names": [alias]} for alias in statement.names]
+        return [(name, type(statement)(**piece)) for name, piece in zip(bound, pieces, strict=True)]
+    if isinstance(statement, _DEFINITIONS):
+        return [(statement.name, statement)]
+    if not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        return [("", statement)]
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    inner = [node for target in targets for node in ast.walk(target)]
+    plain = all(isinstance(node, (ast.Name, ast.Tuple, ast.expr_context)) for node in inner)
+    return [(node.id, statement) for node in inner if isinstance(node, ast.Name)] if plain else [("", statement)]
+
+
+def imports_of(tree: ast.Module, package: str = "", attribute: str = "") -> list[Part]:
+    """Every import in the tree as parts; of what is imported at its top only `attribute` is used, if one is named."""
     found = []
     for node in ast.walk(tree):
+        used = attribute if node in tree.body else ""
         if isinstance(node, ast.Import):
-            found += [(alias.name, "") for alias in node.names]
+            for alias in node.names:
+                found.append((alias.name, used if used and (alias.asname or "." not in alias.name) else "*"))
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                above = module.split(".") if is_package else module.split(".")[:-1]
-                above = above[: len(above) - (node.level - 1)]
-                base = ".".join([*above, base] if base else above)
-            found += [(base, "" if alias.name == "*" else alias.name) for alias in node.names]
+            above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            found += [(base, f"{alias.name}.{used}".rstrip(".")) for alias in node.names]
     return found
 
 
-def _alias_name(alias: ast.alias) -> str:
-    return alias.asname or alias.name.split(".")[0]
-
-
-def _bound_names(statement: ast.stmt) -> list[str]:
-    """The names that a top-level statement only binds; none for a statement that may do more."""
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return [statement.name]
-    if isinstance(statement, (ast.Import, ast.ImportFrom)):
-        return [_alias_name(alias) for alias in statement.names if alias.name != "*"]
-    targets = (
-        statement.targets
-        if isinstance(statement, ast.Assign)
-        else ([statement.target] if isinstance(statement, (ast.AnnAssign, ast.AugAssign)) else [])
-    )
-    names = [node for target in targets for node in (target.elts if isinstance(target, ast.Tuple) else [target])]
-    return [node.id for node in names] if all(isinstance(node, ast.Name) for node in names) else []
-
-
 def names_in(tree: ast.AST) -> set[str]:
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    """The names that a tree uses, each with the attribute that is taken from it: "plan.Rows"."""
+    found, todo = set(), [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            found.add(f"{node.value.id}.{node.attr}")
+        elif not isinstance(node, ast.arg):  # an argument holds nothing but its annotation
+            todo += [child for child in ast.iter_child_nodes(node) if child is not getattr(node, "returns", None)]
+    return found
 
 
 def normalised(tree: ast.Module) -> ast.Module:
     """The tree without what cannot change a result: docstrings and imports for type checkers."""
+
+    def is_inert(statement: ast.stmt) -> bool:
+        if isinstance(statement, ast.If):
+            return isinstance(statement.test, ast.Name) and statement.test.id == "TYPE_CHECKING"
+        return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            node.body = [statement for statement in node.body if not _is_inert(statement)] or [ast.Pass()]
+        if isinstance(node, (ast.Module, *_DEFINITIONS)):
+            node.body = [statement for statement in node.body if not is_inert(statement)] or [ast.Pass()]
     return tree
 
 
 def canonical_source(tree: ast.AST) -> str:
     """The tree as text that is the same in every version of Python (that of `ast.unparse` is not)."""
-    return canonical_json(_plain(tree))
 
+    def plain(node: Any) -> Any:
+        if isinstance(node, list):
+            return [plain(item) for item in node]
+        if not isinstance(node, ast.AST):
+            return repr(node)
+        fields = dict(ast.iter_fields(node))
+        if isinstance(node, ast.JoinedStr):  # some versions end a format with an empty text
+            fields["values"] = [part for part in node.values if getattr(part, "value", None) != ""]
+        # Newer versions have more fields, empty in what older ones can read; ctx and kind say nothing more.
+        kept = {name for name, value in fields.items() if name not in ("ctx", "kind") and value not in (None, [])}
+        return [type(node).__name__, *([name, plain(fields[name])] for name in sorted(kept))]
 
-def _plain(node: Any) -> Any:
-    if isinstance(node, list):
-        return [_plain(item) for item in node]
-    if not isinstance(node, ast.AST):
-        return repr(node)
-    fields = dict(ast.iter_fields(node))
-    if isinstance(node, ast.JoinedStr):  # some versions end a format with an empty text
-        fields["values"] = [part for part in node.values if getattr(part, "value", None) != ""]
-    # Newer versions have more fields, empty in what older ones can read; ctx and kind say nothing more.
-    kept = {name: value for name, value in fields.items() if name not in ("ctx", "kind") and value not in (None, [])}
-    return [type(node).__name__, *([name, _plain(kept[name])] for name in sorted(kept))]
-
-
-def _is_inert(statement: ast.stmt) -> bool:
-    if isinstance(statement, ast.If):
-        return isinstance(statement.test, ast.Name) and statement.test.id == "TYPE_CHECKING"
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return canonical_json(plain(tree))

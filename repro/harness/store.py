@@ -1,10 +1,8 @@
-"""Files that are whole or absent: atomic writing, and the store of finished points.
+"""The store of finished points, and locks for what two runs must not do at once.
 
 A finished point is one small JSON file named by its key. It is written to a temporary name, flushed to the disk and
 renamed, so a crash at any moment leaves either no file or a whole one, and two runs in one checkout do no harm. A
 checksum inside tells a truncated or hand-edited file, which then counts as missing: it is recomputed, never used.
-
-This module does not know how a key is made (repro.harness.keys) nor who computes the rows (repro.harness.workers).
 """
 
 from __future__ import annotations
@@ -12,10 +10,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from repro.engine.errors import UserError
 from repro.hashing import canonical_json, pretty_json, sha256_text, write_atomically
@@ -30,60 +30,55 @@ def locked(path: Path, wait: bool, about: str = "") -> Iterator[None]:
     With `wait` until another holder is done; else UserError that names the holder. Where the file system has no locks
     it holds nothing: points are safe without, only summaries of two runs at once may then mix.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115
-    except OSError as error:
-        raise UserError(
-            f"cannot write to the folder {path.parent}: {error.strerror or error}; make it writable, or name another "
-            "one with REPRO_RESULTS_DIR"
-        ) from error
-    with file:
+    with ExitStack() as held:
         try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            file.seek(0)
-            holder = " ".join(file.read(400).split()) or "not known"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        except OSError as error:
+            raise UserError(
+                f"cannot write to the folder {path.parent}: {error.strerror or error}; make it writable, or name "
+                "another one with REPRO_RESULTS_DIR"
+            ) from error
+        try:
+            held.enter_context(FileLock(path, timeout=-1 if wait else 0))
+        except Timeout:
+            holder = " ".join(path.read_text(encoding="utf-8", errors="replace").split())[:400] or "not known"
             raise UserError(
                 f"another run holds {path}: {holder}; wait until it is done, end it (finished points are kept), or "
                 "name other folders with REPRO_RESULTS_DIR and REPRO_FIGURES_DIR"
             ) from None
-        except (ImportError, OSError):
+        except OSError:
             pass
         if about:
             with suppress(OSError):  # a full disk; whoever needs the space will say so
-                file.truncate(0)
-                file.write(about)
-                file.flush()
+                path.write_text(about, encoding="utf-8")
         yield
 
 
-def check_rows(returned: Any) -> list[Row]:
-    """One row or a list of rows, as a list of plain flat dictionaries.
+def check_tables(returned: Any, table: str | None) -> dict[str, list[Row]]:
+    """What a point returned, as table -> rows with plain values: one row or a list of rows of `table`, or, if that is
+    None, a mapping from tables to these.
 
     NumPy scalars become Python numbers. Raises TypeError or ValueError naming the entry for anything that is not text,
     a finite number, a truth value or None: a value that is not defined is None, never NaN.
     """
+    if table is not None:
+        returned = {table: returned}
+    if not isinstance(returned, Mapping):
+        raise TypeError(f"a point without a table must return a mapping, table -> rows, not {type(returned).__name__}")
+    return {_name(name): _rows(rows) for name, rows in returned.items()}
+
+
+def _rows(returned: Any) -> list[Row]:
     rows = [returned] if isinstance(returned, Mapping) else returned
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
         raise TypeError(f"a point must return one row (a dict) or a list of rows, not {type(returned).__name__}")
     return [{_name(name): _plain(name, value) for name, value in row.items()} for row in rows]
 
 
-def check_tables(returned: Any, table: str | None) -> dict[str, list[Row]]:
-    """What a point returned as table -> rows: its rows of `table`, or without one a mapping of tables."""
-    if table is not None:
-        return {table: check_rows(returned)}
-    if not isinstance(returned, Mapping):
-        raise TypeError(f"a point without a table must return a mapping, table -> rows, not {type(returned).__name__}")
-    return {name: check_rows(rows) for name, rows in returned.items()}
-
-
 def _name(name: Any) -> str:
     if not isinstance(name, str):
-        raise TypeError(f"the names in a row must be text, not {name!r}")
+        raise TypeError(f"the names of tables and in rows must be text, not {name!r}")
     return name
 
 
@@ -93,9 +88,8 @@ def _plain(name: str, value: Any) -> str | int | float | bool | None:
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if not isinstance(value, float):
-        raise TypeError(
-            f"row entry {name!r} is a {type(value).__name__}; only text, numbers, truth values and None go in"
-        )
+        kind = type(value).__name__
+        raise TypeError(f"row entry {name!r} is a {kind}; only text, numbers, truth values and None go in")
     if not math.isfinite(value):
         raise ValueError(f"row entry {name!r} is {value}; use None for a value that is not defined")
     return float(value)
@@ -111,14 +105,13 @@ class PointStore:
         return self.folder / f"{key}.json"
 
     def write(self, key: str, tables: Mapping[str, list[Row]], about: Mapping[str, Any]) -> None:
-        """Keep the rows of a finished point; `about` is what a reader may want to know (function, arguments,
-        machine)."""
+        """Keep a finished point; `about` is what a reader may want to know (function, arguments, machine)."""
         content = {**about, "key": key, "tables": tables}
         content["checksum"] = sha256_text(canonical_json(content))
         write_atomically(self.path(key), pretty_json(content))
 
     def read(self, key: str) -> dict[str, Any] | None:
-        """The kept content of a point (with "rows"), or None if it is absent or not exactly as it was written."""
+        """The kept content of a point (with "tables"), or None if it is absent or not exactly as it was written."""
         try:
             content = json.loads(self.path(key).read_bytes())
             checksum = content.pop("checksum")

@@ -21,24 +21,22 @@ from repro import paths
 from repro.engine.errors import UserError
 from repro.harness import experiment
 from repro.harness.diff import first_difference
-from repro.harness.tables import csv_of as rows_csv
-from repro.harness.tables import read_table as read_rows
+from repro.harness.tables import Rows, read_table, tables_hash
 from repro.hashing import read_json, sha256_file
 from repro.report.embedding import FIGURE_FORMATS, figure_bytes, read_embedded
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 
 def problems_of_run(stem: str, folders: paths.Folders) -> list[str]:
-    """What is missing or does not match among a finished run's rows, manifest and figures."""
+    """What is missing or does not match among a finished run's tables, manifest and figures."""
     folder = folders.of_results(stem)
-    manifest, rows = read_json(folder / "manifest.json"), folder / "rows.csv"
-    if not rows.is_file() or not manifest:
-        return [f"it left no rows.csv and manifest.json in {folder}"]
-    if sha256_file(rows) != manifest.get("rows_hash"):
-        return [f"{rows} is not what its manifest describes"]
+    manifest = read_json(folder / "manifest.json")
+    if not manifest.get("tables"):
+        return [f"it left no tables and no manifest.json in {folder}"]
+    if _hash_beside(folder / "manifest.json", manifest) != manifest.get("rows_hash"):
+        return [f"the tables in {folder} are not what their manifest describes"]
     if not manifest.get("figures"):
         return ["it drew no figure"]
     problems = []
@@ -53,11 +51,29 @@ def problems_of_run(stem: str, folders: paths.Folders) -> list[str]:
     return problems
 
 
+def _tables_beside(path: Path, about: Mapping[str, Any]) -> dict[str, Path]:
+    """Table -> its file, as a manifest or sidecar at `path` says; empty if a file is missing."""
+    tables = about.get("tables") or {}
+    files = {name: path.with_name(table.get("file", f"{name}.csv")) for name, table in tables.items()}
+    return files if all(file.is_file() for file in files.values()) else {}
+
+
+def _hash_beside(path: Path, about: Mapping[str, Any]) -> str | None:
+    files = _tables_beside(path, about)
+    return tables_hash({name: sha256_file(file) for name, file in files.items()}) if files else None
+
+
+def _read_beside(path: Path) -> Rows:
+    about = read_json(path)
+    study_keys = experiment.open(about["experiment"], about["scale"]).study.TABLES
+    return Rows.read(_tables_beside(path, about), study_keys)
+
+
 @dataclass(frozen=True)
 class Again:
     """An experiment's rows and figures, made anew: `rows` is None where they were read and not computed."""
 
-    rows: pd.DataFrame | None
+    rows: Rows | None
     figures: Mapping[str, Figure]
 
 
@@ -85,17 +101,17 @@ def problems_of_figure(path: Path) -> list[str]:
         theirs, ours = embedded.get(name), now.get(name)
         if theirs != ours:
             problems.append(f"{name} is {_short(theirs)} in the figure and {_short(ours)} in {source}")
-    kept = [path.with_name(f"{stem}.csv"), folders.of_results(stem) / "rows.csv"]
-    if not any(rows.is_file() for rows in kept):
+    places = {sidecar: beside, manifest: read_json(manifest)}
+    hashes = {place: found for place, about in places.items() if (found := _hash_beside(place, about))}
+    if not hashes:
         problems.append(
-            f"its rows cannot be checked: there is no {kept[0].name} beside it; compute them with `python -m repro run "
-            f"{stem}`"
+            f"its rows cannot be checked: no tables are beside it; compute them: `python -m repro run {stem}`"
         )
-    for rows in kept:
-        if rows.is_file() and sha256_file(rows) != embedded.get("rows_hash"):
+    for place, found in hashes.items():
+        if found != embedded.get("rows_hash"):
             problems.append(
-                f"rows_hash is {_short(embedded.get('rows_hash'))} in the figure and {_short(sha256_file(rows))} of "
-                f"{rows}"
+                f"rows_hash is {_short(embedded.get('rows_hash'))} in the figure and {_short(found)} of the tables "
+                f"that {place} names"
             )
     return problems
 
@@ -112,14 +128,14 @@ def made_again(path: Path, recompute: bool) -> Again | None:
     import matplotlib
 
     matplotlib.use("Agg")
-    embedded, beside = read_embedded(path), read_json(path.with_suffix(".json"))
-    stem, scale = embedded["experiment"], embedded["scale"]
-    rows = path.with_name(f"{stem}.csv")
-    run = experiment.open(stem, scale)
-    if _variant(path, scale) == "custom" or not (rows.is_file() or recompute and not run.measures_time):
+    sidecar = path.with_suffix(".json")
+    embedded, beside = read_embedded(path), read_json(sidecar)
+    run = experiment.open(embedded["experiment"], embedded["scale"])
+    has_tables = bool(_tables_beside(sidecar, beside))
+    if _variant(path, embedded["scale"]) == "custom" or not (has_tables or recompute and not run.measures_time):
         return None
     if run.measures_time or not (recompute or beside.get("cheap")):
-        return Again(None, run.study.draw(read_rows(rows), run.params))
+        return Again(None, run.study.draw(_read_beside(sidecar), run.params))
     with tempfile.TemporaryDirectory(prefix="repro-verify-") as folder:
         elsewhere = replace(run.folders, points=Path(folder), results=Path(folder), figures=Path(folder))
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
@@ -130,12 +146,19 @@ def made_again(path: Path, recompute: bool) -> Again | None:
 def differences(path: Path, again: Again) -> list[str]:
     """Where a figure and its rows differ from what was made anew, the rows first."""
     problems = []
-    embedded, kept = read_embedded(path), path.with_name(f"{read_embedded(path)['experiment']}.csv")
-    if again.rows is not None and kept.is_file() and kept.read_bytes() != rows_csv(again.rows):
-        problems.append(f"computed again, its rows differ: {first_difference(read_rows(kept), again.rows)}")
+    sidecar = path.with_suffix(".json")
+    files = _tables_beside(sidecar, read_json(sidecar))
+    if again.rows is not None and files:
+        computed = again.rows.written()
+        for name in sorted({*files, *computed}):
+            if name not in files or name not in computed:
+                problems.append(f"computed again, it has {'no' if name in files else 'a'} table {name}")
+            elif files[name].read_bytes() != computed[name]:
+                where = first_difference(read_table(files[name]), again.rows[name])
+                problems.append(f"computed again, its rows differ: table {name}: {where}")
     if path.stem not in again.figures:
         problems.append("it is no longer drawn by its experiment")
-    elif figure_bytes(again.figures[path.stem], path.suffix[1:], embedded) != path.read_bytes():
+    elif figure_bytes(again.figures[path.stem], path.suffix[1:], read_embedded(path)) != path.read_bytes():
         problems.append("drawn again from these rows, it comes out differently")
     return problems
 

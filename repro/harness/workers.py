@@ -4,8 +4,6 @@ Points go to worker processes one by one, the heaviest first, and the worker its
 run loses only the points in flight. A point that raises does not stop the others. A worker that dies (killed for
 memory, say) takes the pool with it: the points that were in flight are then tried again one at a time, so the one to
 blame is known by name and the rest are still computed. Workers are fresh processes, never forks.
-
-This module does not know what points compute, how keys are made, or what becomes of the rows.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import textwrap
 import threading
 import time
 import traceback
@@ -57,8 +56,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a point has no result. `kind` is "user" (its message is meant for the user), "folder" (no result can be
-    written at all) or "bug"."""
+    """Why a point has no result. `kind` is "user" (its message is for the user), "folder" (nothing can be written) or
+    "bug"."""
 
     label: str
     kind: str
@@ -71,9 +70,8 @@ def number_of_workers(named: str) -> int:
     if not named:
         return cpu_count()
     if not (named.isascii() and named.isdigit() and 1 <= int(named) <= 4096):
-        raise UserError(
-            f"JOBS={named!r} must be a number of worker processes, 1 or more; leave it out to use all cores"
-        )
+        allowed = "a number of worker processes, 1 or more; leave it out to use all cores"
+        raise UserError(f"JOBS={named!r} must be {allowed}")
     return int(named)
 
 
@@ -84,58 +82,58 @@ def compute(tasks: list[Task], store: PointStore, progress: Progress) -> None:
     UserError or PointError after all other points are finished; KeyboardInterrupt at once.
     """
     failures: list[Failure] = []
-    shared = number_of_workers(os.environ.get("JOBS", ""))
     try:
+        shared = number_of_workers(os.environ.get("JOBS", ""))
         for alone in (False, True):
             todo = sorted((task for task in tasks if task.alone is alone), key=lambda task: -task.weight)
-            for suspect, _ in _compute_together(todo, 1 if alone else shared, store, progress, failures):
-                for task, error in _compute_together([suspect], 1, store, progress, failures):
+            waiting = todo[::-1]
+            suspects: list[tuple[Task, BaseException]] = []
+            while waiting:
+                suspects += _compute_in_pool(waiting, 1 if alone else shared, store, progress, failures)
+            for suspect, _ in suspects:
+                for task, error in _compute_in_pool([suspect], 1, store, progress, failures):
                     failures.append(Failure(task.label, "bug", _why_it_died(error)))
     finally:
         progress.close()
     _raise(failures, len(tasks))
 
 
-def _compute_together(
-    todo: list[Task], workers: int, store: PointStore, progress: Progress, failures: list[Failure]
+def _compute_in_pool(
+    waiting: list[Task], workers: int, store: PointStore, progress: Progress, failures: list[Failure]
 ) -> list[tuple[Task, BaseException]]:
-    """Work through `todo`; returns the tasks that were in flight whenever a worker died, and how it was noticed."""
-    suspects: list[tuple[Task, BaseException]] = []
-    waiting = todo[::-1]
-    while waiting:
-        with _pool(min(workers, len(waiting)), waiting[0].alone) as pool, _in_flight_file(store) as note:
-            running: dict[Future[Failure | None], Task] = {}
-            died: BaseException | None = None
-            while (waiting or running) and died is None:
-                while waiting and len(running) < workers:
-                    task = waiting.pop()
-                    note([*running.values(), task])
-                    try:
-                        running[pool.submit(_compute_one, task, store)] = task
-                    except BrokenProcessPool as error:
-                        died = error
-                        running[Future()] = task
-                        break
-                finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    error = future.exception()
-                    if isinstance(error, BrokenProcessPool):
-                        died = error
-                        continue
-                    task = running.pop(future)
-                    failure = future.result() if error is None else _failure(task, error)
-                    if failure is None:
-                        progress.advance(task.weight)
-                    else:
-                        failures.append(failure)
-                        if failure.kind == "folder":
-                            waiting.clear()
-                if finished:
-                    note(list(running.values()))
-                progress.show()
+    """Take tasks off the end of `waiting` and compute them, until none is left or a worker dies; returns the tasks that
+    were in flight then, each with how it was noticed."""
+    workers = min(workers, len(waiting))
+    with _pool(workers, waiting[0].alone) as pool, _in_flight_file(store) as note:
+        running: dict[Future[Failure | None], Task] = {}
+        while waiting or running:
+            while waiting and len(running) < workers:
+                task = waiting.pop()
+                note([*running.values(), task])
+                try:
+                    running[pool.submit(_compute_one, task, store)] = task
+                except BrokenProcessPool as error:
+                    return [(task, error) for task in [*running.values(), task]]
+            finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
+            died: BrokenProcessPool | None = None
+            for future in finished:
+                if isinstance(error := future.exception(), BrokenProcessPool):
+                    died = error
+                    continue
+                task = running.pop(future)
+                failure = future.result() if error is None else _failure(task, error)
+                if failure is None:
+                    progress.advance(task.weight)
+                    continue
+                failures.append(failure)
+                if failure.kind == "folder":
+                    waiting.clear()
             if died is not None:
-                suspects += [(task, died) for task in running.values()]
-    return suspects
+                return [(task, died) for task in running.values()]
+            if finished:
+                note(list(running.values()))
+            progress.show()
+    return []
 
 
 @contextmanager
@@ -169,7 +167,7 @@ def _interrupts_ignored() -> Iterator[None]:
 
 @contextmanager
 def _in_flight_file(store: PointStore) -> Iterator[Callable[[list[Task]], None]]:
-    """Says on disk which points are being computed, so that a killed run can be told what it was doing."""
+    """Says on disk which points are being computed, so that the next run can say what a killed one was doing."""
     path = temporary_name(store.folder / _IN_FLIGHT, ".json")
 
     def note(tasks: list[Task]) -> None:
@@ -182,8 +180,9 @@ def _in_flight_file(store: PointStore) -> Iterator[Callable[[list[Task]], None]]
         path.unlink(missing_ok=True)
 
 
-def left_in_flight(folder: Path) -> list[str]:
-    """The points that killed runs were computing; removes what those runs left. Living runs are left alone."""
+def left_in_flight(folder: Path) -> str:
+    """What killed runs were computing, in a few words ("" for nothing); removes what they left, not what living runs
+    have."""
     labels: list[str] = []
     for path in leftovers(folder):
         try:
@@ -192,7 +191,8 @@ def left_in_flight(folder: Path) -> list[str]:
             path.unlink(missing_ok=True)
         except (OSError, ValueError):  # another run was quicker, or the disk was full: nothing depends on it
             pass
-    return labels
+    points = f" ({len(labels)} points)" if len(labels) > 1 else ""
+    return textwrap.shorten("; ".join(labels), 100, placeholder=" ...") + points
 
 
 def _follow_parent(parent: int) -> None:
@@ -222,12 +222,10 @@ def _compute_one(task: Task, store: PointStore) -> Failure | None:
 
 
 def _why_it_died(error: BaseException) -> str:
-    if isinstance(error, TerminatedWorkerError):
-        return (
-            "its worker process was killed twice, the second time with nothing beside it; most likely it needs more "
-            "memory than there is"
-        )
-    return f"it could not be handed to a worker process: {error.__cause__ or error}"
+    if not isinstance(error, TerminatedWorkerError):
+        return f"it could not be handed to a worker process: {error.__cause__ or error}"
+    twice = "its worker process was killed twice, the second time with nothing beside it"
+    return f"{twice}; most likely it needs more memory than there is"
 
 
 def _failure(task: Task, error: BaseException) -> Failure:
@@ -238,16 +236,12 @@ def _failure(task: Task, error: BaseException) -> Failure:
 
 
 def _raise(failures: list[Failure], total: int) -> None:
-    for failure in failures:
-        if failure.kind == "folder":
-            raise UserError(failure.cause)
+    """Raise what one failure stands for: a folder that cannot be written to, else a bug, else what a user can mend."""
     if not failures:
         return
-    first = failures[0]
-    others = (
-        f" ({len(failures)} of {total} points failed, this is the first; finished points are kept)" if total > 1 else ""
-    )
-    if all(failure.kind == "user" for failure in failures):
-        raise UserError(f"{first.label}: {first.cause}{others}")
-    first = next(failure for failure in failures if failure.kind == "bug")
-    raise PointError(f"{first.label}: {first.cause}{others}\n{first.details}".rstrip())
+    first = min(failures, key=lambda failure: ("folder", "bug", "user").index(failure.kind))
+    if first.kind == "folder":
+        raise UserError(first.cause)
+    others = f" ({len(failures)} of {total} points failed, this is the first; finished points are kept)"
+    message = f"{first.label}: {first.cause}{others if total > 1 else ''}"
+    raise UserError(message) if first.kind == "user" else PointError(f"{message}\n{first.details}".rstrip())

@@ -22,8 +22,8 @@ IMPLEMENTATION = "repro_paged"
 
 
 class PagedInputs(NamedTuple):
-    """What attention has to know about a batch. The first `sizes[0]` sequences decode, the others run a chunk of
-    prompt.
+    """What attention has to know about a batch, in the order in which the operator takes it. The first `sizes[0]`
+    sequences decode, the others run a chunk of prompt.
 
     slots         int64 [tokens]             where each token's K and V go; -1: nowhere (padding)
     block_table   int32 [sequences, blocks]  physical blocks in logical order
@@ -57,32 +57,17 @@ def _paged_attention(
 ) -> Tensor:
     """q [tokens, heads, dim], k and v [tokens, kv_heads, dim] -> attended [tokens, heads, dim]."""
     kernels.write_kv(k, v, k_cache, v_cache, slots)
+    caches = k_cache, v_cache
     decodes, decode_context, chunk = sizes.tolist()
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if decodes:
+        tables, lens = block_table[:decodes], context_lens[:decodes]
         kernels.paged_decode_attention(
-            q[:decodes],
-            k_cache,
-            v_cache,
-            block_table[:decodes],
-            context_lens[:decodes],
-            scale,
-            decode_context,
-            out=out[:decodes],
-            workspace=workspace,
+            q[:decodes], *caches, tables, lens, scale, decode_context, out[:decodes], workspace
         )
     if chunk:
-        kernels.paged_prefill_attention(
-            q[decodes:],
-            k_cache,
-            v_cache,
-            block_table[decodes:],
-            context_lens[decodes:],
-            cu_chunks,
-            scale,
-            chunk,
-            out=out[decodes:],
-        )
+        tables, lens = block_table[decodes:], context_lens[decodes:]
+        kernels.paged_prefill_attention(q[decodes:], *caches, tables, lens, cu_chunks, scale, chunk, out[decodes:])
     return out
 
 
@@ -120,29 +105,14 @@ def paged_attention(
     `k_cache` and `v_cache` (see `attach`).
     """
     if paged is None:
-        raise UserError(
-            "a model loaded for the paged engine needs its block tables; run it through TorchExecutor or LLM"
-        )
+        raise UserError("a model loaded for the paged engine needs block tables; run it through TorchExecutor or LLM")
     if sliding_window is not None:
         raise UserError(f"sliding-window attention (window {sliding_window}) is not supported by the paged kernels")
     if softcap is not None or s_aux is not None:
         raise UserError("attention with capped logits or with sinks is not supported by the paged kernels")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = torch.ops.repro.paged_attention(
-        q,
-        k,
-        v,
-        module.k_cache,
-        module.v_cache,
-        paged.slots,
-        paged.block_table,
-        paged.context_lens,
-        paged.cu_chunks,
-        paged.sizes,
-        paged.workspace,
-        scale,
-    )
+    out = torch.ops.repro.paged_attention(q, k, v, module.k_cache, module.v_cache, *paged, scale)
     return out.unsqueeze(0), None
 
 

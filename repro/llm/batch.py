@@ -28,7 +28,7 @@ class GroupRows(NamedTuple):
 
 @dataclass(slots=True)
 class Chunks:
-    """Prompts to run, flattened: `rows` has the batch row whose block table each chunk uses; the rest is as in
+    """Prompts to run, flattened: `rows` has the batch row whose block table each chunk uses, the rest is as in
     PagedInputs.
 
     `token_ids`, `positions` and `slots` are int64 [tokens]; `logits_of` int64 [rows] maps each prompt row of the batch
@@ -53,12 +53,10 @@ class Batch:
     """One step's inputs; arrays are views that live until the next `build`.
 
     seqs, rows    the sequences and their states; the first `num_decodes` decode
-    source        int32 [rows]       the row's place in the previous batch, -1 if it was not there; None: all
-    as before
+    source        int32 [rows]       the row's place in the previous batch, -1 if it was not there; None: all as before
     context_lens  int32 [decodes]    stored tokens once the step has run
     grow          int32 [decodes]    1 if another token may follow in this step, else 0
-    live          bool [rows]        whether the row's token counts: finished members of a static batch are
-    computed along
+    live          bool [rows]        whether its token counts: finished members of a static batch are computed along
     tables        int32 [rows, max_blocks]
     """
 
@@ -100,13 +98,8 @@ class BatchBuilder:
         for prefill in output.prefills:
             seqs += prefill.group.seqs
         last = self._last
-        if (
-            last is not None
-            and seqs == self._seqs
-            and last.chunks is None
-            and not output.prefills
-            and not any(row.stopped for row in last.rows)
-        ):
+        repeats = last is not None and seqs == self._seqs and last.chunks is None and not output.prefills
+        if repeats and not any(row.stopped for row in last.rows):
             self._context[:num_decodes] += last.num_iterations
             source, rows, groups = None, last.rows, last.groups
         else:
@@ -118,18 +111,9 @@ class BatchBuilder:
         np.minimum(context, limit, out=context)
         self._refresh(groups, seqs, num_decodes, output.num_iterations)
         chunks = self._chunks(output.prefills, groups[len(output.decodes) :]) if output.prefills else None
+        grow, tables = (context < limit).astype(np.int32), self._tables[: len(seqs)]
         batch = Batch(
-            seqs,
-            rows,
-            groups,
-            num_decodes,
-            source,
-            context.copy(),
-            (context < limit).astype(np.int32),
-            live,
-            self._tables[: len(seqs)],
-            chunks,
-            output.num_iterations,
+            seqs, rows, groups, num_decodes, source, context.copy(), grow, live, tables, chunks, output.num_iterations
         )
         self._seqs, self._last = seqs, batch
         return batch

@@ -130,15 +130,8 @@ class TorchExecutor(Executor):
             table = np.array(self.manager.prefix_blocks(prefix_id), np.int32)
             positions, size = np.arange(count), self.manager.block_size
             slots = table[positions // size].astype(np.int64) * size + positions % size
-            chunks = Chunks(
-                np.array([0]),
-                np.array([count], np.int32),
-                np.array([0, count], np.int32),
-                prefix,
-                positions,
-                slots,
-                np.array([0]),
-            )
+            first, ends = np.array([0]), np.array([0, count], np.int32)
+            chunks = Chunks(first, ends[1:], ends, prefix, positions, slots, first)
             nobody = RequestState(Request(-1, 0.0, count, 1, SamplingParams(temperature=0)), prefix).sequences
             empty = np.zeros(0, np.int32)
             batch = Batch([], nobody, [], 0, np.array([-1]), empty, empty, np.ones(1, bool), table[None], chunks, 1)
@@ -275,20 +268,17 @@ class TorchExecutor(Executor):
     def _settle_beams(self, rows: GroupRows, beam: BeamStep, result: StepResult) -> None:
         state, parents = rows.state, beam.parents
         histories = [(row.tokens, row.logprobs) for row in state.sequences]
-        step = (
-            len(histories[0][0]) - 1
-        )  # the prompt's iteration gave the first token; decoding steps are counted from there
+        unmoved = list(range(rows.count))
+        step = len(histories[0][0]) - 1  # decoding steps are counted from the first token, which the prompt gave
         if self._replayed_beams is not None and step >= 0:
-            parents = self._replayed_beams.parents(state.request.request_id, rows.count, step) or list(
-                range(rows.count)
-            )
+            parents = self._replayed_beams.parents(state.request.request_id, rows.count, step) or unmoved
         for row, parent, token, value in zip(state.sequences, parents, beam.tokens, beam.logprobs):
             tokens, values = histories[parent]
             row.tokens, row.logprobs = [*tokens, token], [*values, value]
         if len(state.sequences[0].tokens) == state.request.output_tokens:
             for _ in state.sequences:
                 self._end(state)
-        elif parents != list(range(rows.count)):
+        elif parents != unmoved:
             result.parents[rows.group] = parents
 
     def _end(self, state: RequestState) -> None:

@@ -43,9 +43,8 @@ class _Part(nn.Module):
 def _lay_side_by_side(module: nn.Module, names: Sequence[str]) -> None:
     parts = [getattr(module, name) for name in names]
     weight = nn.Parameter(torch.cat([part.weight for part in parts]), requires_grad=False)
-    bias = None
-    if parts[0].bias is not None:
-        bias = nn.Parameter(torch.cat([part.bias for part in parts]), requires_grad=False)
+    has_bias = parts[0].bias is not None
+    bias = nn.Parameter(torch.cat([part.bias for part in parts]), requires_grad=False) if has_bias else None
     start = 0
     for name, part in zip(names, parts):
         setattr(module, name, _Part(weight, bias, start, start + part.out_features))
@@ -56,11 +55,8 @@ def _compute_equal_nodes_once(graph: fx.Graph) -> None:
     """Let equal calls of operators without side effects share one node."""
     seen: dict[tuple, fx.Node] = {}
     for node in list(graph.nodes):
-        if (
-            node.op != "call_function"
-            or not isinstance(node.target, torch._ops.OpOverload)
-            or node.target._schema.is_mutable
-        ):
+        is_operator = node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
+        if not is_operator or node.target._schema.is_mutable:
             continue
         first = seen.setdefault((node.target, str(node.args), str(node.kwargs)), node)
         if first is not node:

@@ -59,13 +59,9 @@ class KVStore:
         shape = (block_size, model.num_kv_heads, model.head_dim)
         on_gpu = device.type == "cuda"
         try:
-            self.caches = [
-                torch.empty((num_blocks, *shape), dtype=dtype, device=device) for _ in range(2 * model.num_layers)
-            ]
-            self.cpu_caches = [
-                torch.empty((num_cpu_blocks, *shape), dtype=dtype, pin_memory=on_gpu and num_cpu_blocks > 0)
-                for _ in range(2 * model.num_layers)
-            ]
+            layers, pinned = range(2 * model.num_layers), on_gpu and num_cpu_blocks > 0
+            self.caches = [torch.empty((num_blocks, *shape), dtype=dtype, device=device) for _ in layers]
+            self.cpu_caches = [torch.empty((num_cpu_blocks, *shape), dtype=dtype, pin_memory=pinned) for _ in layers]
         except (torch.OutOfMemoryError, RuntimeError) as error:
             raise UserError(
                 f"a K/V pool of {num_blocks} blocks of {block_size} tokens and {num_cpu_blocks} swap blocks does not "
@@ -89,12 +85,8 @@ class KVStore:
             pairs = np.array([(op.src, op.dst) for op in run], np.int64)
             if kind is OpKind.COPY:
                 kernels.copy_blocks(self.caches, upload(pairs, self.device), self._gpu)
-            elif kind is OpKind.SWAP_OUT:
-                kernels.swap_blocks(
-                    self.caches, self.cpu_caches, torch.from_numpy(pairs), pointers=(self._gpu, self._cpu)
-                )
             else:
-                kernels.swap_blocks(
-                    self.cpu_caches, self.caches, torch.from_numpy(pairs), pointers=(self._cpu, self._gpu)
-                )
+                sides = (self.caches, self._gpu), (self.cpu_caches, self._cpu)
+                (source, start), (target, end) = sides if kind is OpKind.SWAP_OUT else reversed(sides)
+                kernels.swap_blocks(source, target, torch.from_numpy(pairs), pointers=(start, end))
             self.blocks_moved[kind] += len(run)

@@ -11,6 +11,7 @@ puts the parts together; it decides nothing about scheduling, memory or sampling
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,7 +24,7 @@ from repro.engine.config import check_block_size
 from repro.engine.errors import UserError
 from repro.engine.events import Event
 from repro.engine.loop import Engine, Observer, Outcome
-from repro.engine.memory import OpKind
+from repro.engine.memory import KVCacheManager, OpKind
 from repro.engine.scheduler import Scheduler, SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams
 from repro.llm import models
@@ -133,10 +134,8 @@ class LLM:
         loaded = models.load(model, device, dtype, hub=hub) if isinstance(model, str) else model
         if max_model_len is not None:
             if not 1 <= max_model_len <= loaded.config.max_model_len:
-                raise UserError(
-                    f"max_model_len = {max_model_len}: {loaded.config.name} takes from 1 to "
-                    f"{loaded.config.max_model_len}"
-                )
+                limit = loaded.config.max_model_len
+                raise UserError(f"max_model_len = {max_model_len}: {loaded.config.name} takes from 1 to {limit}")
             loaded = dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, max_model_len=max_model_len))
         self.loaded, self.tokenizer = loaded, loaded.tokenizer
         config = loaded.config
@@ -152,7 +151,7 @@ class LLM:
         if not quiet:
             print(self.boot_line)
 
-    def _manager(self):
+    def _manager(self) -> KVCacheManager:
         return self.system.manager(
             self.num_blocks, self.block_size, self.loaded.config.max_model_len, self.num_cpu_blocks
         )
@@ -174,11 +173,8 @@ class LLM:
         be run; the LLM stays usable.
         """
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        params = (
-            [sampling or SamplingParams()] * len(prompts)
-            if isinstance(sampling, SamplingParams | None)
-            else list(sampling)
-        )
+        one_for_all = isinstance(sampling, SamplingParams | None)
+        params = [sampling or SamplingParams()] * len(prompts) if one_for_all else list(sampling)
         arrivals = [0.0] * len(prompts) if arrival_s is None else [float(moment) for moment in arrival_s]
         if len(params) != len(prompts) or len(arrivals) != len(prompts):
             raise UserError(
@@ -212,13 +208,7 @@ class LLM:
             self._result(prompt, executor.finished.pop(request.request_id), outcome)
             for prompt, request, outcome in zip(prompts, requests, outcomes)
         ]
-        statistics = Statistics(
-            num_preemptions=scheduler.num_preemptions,
-            blocks_copied=moved[OpKind.COPY],
-            blocks_swapped_out=moved[OpKind.SWAP_OUT],
-            blocks_swapped_in=moved[OpKind.SWAP_IN],
-            **_measured(results, recorder, clock.now),
-        )
+        statistics = _statistics(results, recorder, clock.now, scheduler.num_preemptions, moved)
         return Generation(results, statistics, events)
 
     def _tokens(self, prompt: str | list[int]) -> list[int]:
@@ -264,22 +254,27 @@ class _Recorder(Observer):
         self._bar.update(len(self.executor.finished) - self._bar.n)
 
 
-def _measured(results: list[RequestResult], recorder: _Recorder, seconds: float) -> dict[str, float]:
-    outputs = [sum(map(len, result.token_ids)) for result in results]
-    lengths = [max(map(len, result.token_ids)) for result in results]
+def _statistics(
+    results: list[RequestResult], recorder: _Recorder, seconds: float, num_preemptions: int, moved: Counter[OpKind]
+) -> Statistics:
+    outputs = sum(len(ids) for result in results for ids in result.token_ids)
+    longest = [max(map(len, result.token_ids)) for result in results]
     outcomes = [result.outcome for result in results]
-    return {
-        "seconds": seconds,
-        "num_iterations": len(recorder.batch),
-        "prompt_tokens": sum(len(result.prompt_token_ids) for result in results),
-        "output_tokens": sum(outputs),
-        "tokens_per_s": sum(outputs) / seconds,
-        "mean_normalized_latency_s": float(
-            np.mean([(o.finish_s - o.request.arrival_s) / n for o, n in zip(outcomes, lengths)])
-        ),
-        "mean_first_token_s": float(np.mean([o.first_token_s - o.request.arrival_s for o in outcomes])),
-        "mean_batch": float(np.mean(recorder.batch)),
-        "peak_batch": max(recorder.batch),
-        "mean_pool_usage": float(np.mean(recorder.usage)),
-        "peak_pool_usage": max(recorder.usage),
-    }
+    latencies = [(o.finish_s - o.request.arrival_s) / tokens for o, tokens in zip(outcomes, longest)]
+    return Statistics(
+        seconds=seconds,
+        num_iterations=len(recorder.batch),
+        prompt_tokens=sum(len(result.prompt_token_ids) for result in results),
+        output_tokens=outputs,
+        tokens_per_s=outputs / seconds,
+        mean_normalized_latency_s=float(np.mean(latencies)),
+        mean_first_token_s=float(np.mean([o.first_token_s - o.request.arrival_s for o in outcomes])),
+        mean_batch=float(np.mean(recorder.batch)),
+        peak_batch=max(recorder.batch),
+        mean_pool_usage=float(np.mean(recorder.usage)),
+        peak_pool_usage=max(recorder.usage),
+        num_preemptions=num_preemptions,
+        blocks_copied=moved[OpKind.COPY],
+        blocks_swapped_out=moved[OpKind.SWAP_OUT],
+        blocks_swapped_in=moved[OpKind.SWAP_IN],
+    )

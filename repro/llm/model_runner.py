@@ -112,8 +112,7 @@ class ModelRunner:
 
     @torch.no_grad()
     def decode(self, batch: Batch) -> Tensor:
-        """One token for every row: logits [rows, vocabulary]. The greedy tokens are in `token_ids`, contexts have
-        grown.
+        """One token for every row: logits [rows, vocabulary]. `token_ids` has the greedy tokens, contexts have grown.
 
         On a GPU the batch is padded to a bucket, with or without graphs, so that both compute the same.
         """
@@ -151,9 +150,8 @@ class ModelRunner:
         positions = (context - 1).clamp(min=0)
         blocks = tables.gather(1, (positions // self.block_size).long()[:, None])[:, 0].long()
         slots = torch.where(context > 0, blocks * self.block_size + positions % self.block_size, -1)
-        paged = PagedInputs(
-            slots, tables, context, self._no_chunks, torch.tensor([count, max_context, 0]), self._workspace
-        )
+        sizes = torch.tensor([count, max_context, 0])
+        paged = PagedInputs(slots, tables, context, self._no_chunks, sizes, self._workspace)
         logits = self._forward(self.token_ids[:count], positions.long(), paged, 0)
         self.token_ids[:count] = logits.argmax(-1)
         context += self._grow[:count]
@@ -193,14 +191,8 @@ class ModelRunner:
     def _mixed(self, packed: Tensor, shape: MixedShape) -> Tensor:
         """Logits of every decoding row and of every chunk's last token: [rows + chunks, vocabulary]."""
         ids, positions, slots, last, table_rows, contexts, firsts = shape.split(packed)
-        paged = PagedInputs(
-            slots,
-            self._tables[table_rows],
-            contexts.int(),
-            firsts.int(),
-            torch.tensor([shape.rows, shape.context, shape.longest]),
-            self._workspace,
-        )
+        sizes, tables = torch.tensor([shape.rows, shape.context, shape.longest]), self._tables[table_rows]
+        paged = PagedInputs(slots, tables, contexts.int(), firsts.int(), sizes, self._workspace)
         return self._forward(torch.cat([self.token_ids[: shape.rows], ids]), positions, paged, last)
 
     def _forward(self, token_ids: Tensor, positions: Tensor, paged: PagedInputs, keep: Tensor | int) -> Tensor:
@@ -244,12 +236,8 @@ class ModelRunner:
 
 def _packed(batch: Batch, shape: MixedShape, block_size: int) -> np.ndarray:
     """The inputs of a step with prompts as MixedShape.split takes them, int64; what is padded is stored nowhere."""
-    chunks, count, tokens, num_chunks = (
-        batch.chunks,
-        batch.num_decodes,
-        len(batch.chunks.token_ids),
-        len(batch.chunks.rows),
-    )
+    chunks, count = batch.chunks, batch.num_decodes
+    tokens, num_chunks = len(chunks.token_ids), len(chunks.rows)
     packed = np.zeros(shape.size, np.int64)
     both, ends = shape.rows + shape.tokens, shape.rows + shape.chunks
     parts = np.split(packed, np.cumsum([shape.tokens, both, both, ends, ends, ends]))

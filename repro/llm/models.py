@@ -66,10 +66,8 @@ def load(name: str, device: str = "cpu", dtype: str | None = None, *, seed: int 
             return from_config(_architecture(MODELS[name]), name, device, dtype, seed)
         return _pretrained(name, device, dtype, hub)
     except torch.OutOfMemoryError:
-        raise UserError(
-            f"model {name!r} in {dtype} does not fit into the memory of {device}; use a smaller model or a narrower "
-            "dtype"
-        ) from None
+        remedy = "use a smaller model or a narrower dtype"
+        raise UserError(f"model {name!r} in {dtype} does not fit into the memory of {device}; {remedy}") from None
 
 
 def _check_size(model: ModelConfig, device: str, dtype: str) -> None:
@@ -93,9 +91,8 @@ def from_config(
     devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
     with torch.random.fork_rng(devices), torch.device(device):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(
-            copy.deepcopy(config), dtype=DTYPES[dtype], attn_implementation=IMPLEMENTATION
-        )
+        options = {"dtype": DTYPES[dtype], "attn_implementation": IMPLEMENTATION}
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(config), **options)
     return _checked(model, None, name, frozenset())
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from repro.engine.errors import UserError
 from repro.engine.loop import Engine, Observer
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.scheduler import SchedulerOutput
@@ -37,8 +38,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class State:
-    """All block tables during one iteration, by sequence; empty blocks of a reservation are cells with nothing
-    filled."""
+    """All block tables during one iteration, by sequence; a reservation's empty blocks have no slot filled."""
 
     iteration: int
     block_size: int
@@ -75,11 +75,18 @@ class BlockTables(Observer):
 
 
 def draw(states: Iterable[State], iterations: Iterable[int] | None = None, max_blocks: int = 12) -> Figure:
-    """One panel per iteration (all recorded ones unless named); tables are cut after `max_blocks` blocks."""
+    """One panel per iteration (all recorded ones unless named); tables are cut after `max_blocks` blocks.
+
+    UserError if none of the iterations was recorded.
+    """
     from repro.report import plotting
 
-    wanted = None if iterations is None else set(iterations)
-    chosen = [state for state in states if wanted is None or state.iteration in wanted]
+    states = list(states)
+    wanted = {state.iteration for state in states} if iterations is None else set(iterations)
+    chosen = [state for state in states if state.iteration in wanted]
+    if not any(state.tables for state in chosen):
+        recorded = [state.iteration for state in states if state.tables] or "none"
+        raise UserError(f"no block tables of iterations {sorted(wanted)} to draw; recorded: {recorded}")
     width = min(max_blocks, max(len(cells) for state in chosen for cells in state.tables.values()))
     tallest = max(len(state.tables) for state in chosen)
     with plotting.house():

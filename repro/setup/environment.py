@@ -2,7 +2,7 @@
 
 It is applied by the command line and by the tests before anything else is imported, because the libraries read these
 variables when they are imported. It deliberately knows nothing about installing (`repro.setup.bootstrap`) or reporting
-(`repro.setup.doctor`); the standard library only, and parsable by Pythons that are too old for the rest.
+(`repro.setup.doctor`); the standard library only, and good for Pythons that are too old for the rest.
 """
 
 import os
@@ -35,7 +35,7 @@ def is_writable(folder: Path) -> bool:
     return folder.is_dir() and os.access(str(folder), os.W_OK | os.X_OK)
 
 
-def prepare_environment(environ: MutableMapping[str, str], private: bool = True) -> None:
+def prepare_environment(environ: "MutableMapping[str, str]", private: bool = True) -> None:
     """Set what every run of this project needs in `environ`, leaving what the user has set as it is.
 
     No hub is asked for anything unless HUB=1: a machine without a network must not wait for one. With `private`, or

@@ -14,12 +14,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import repro
+from repro import __version__
+from repro.setup.environment import ROOT
 
 _LIBRARIES = ("numpy", "pandas", "matplotlib", "joblib", "torch", "triton", "transformers")
 
 
-def _output_of(*command: str) -> str | None:
+def output_of(*command: str) -> str | None:
     """What a helper program prints, or None if it is absent, fails or hangs."""
     if shutil.which(command[0]) is None:
         return None
@@ -38,9 +39,10 @@ def _cpu_model() -> str:
     return found.group(1) if found else platform.processor() or platform.machine()
 
 
-def _version(library: str) -> str | None:
+def installed(package: str) -> str | None:
+    """A package's version, or None if it is absent."""
     try:
-        return metadata.version(library)
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 
@@ -50,15 +52,14 @@ def machine() -> dict[str, Any]:
 
     `git` and `nvidia-smi` are asked if they are there; without them those entries are None.
     """
-    checkout = str(Path(repro.__file__).resolve().parent.parent)
-    status = _output_of("git", "-C", checkout, "status", "--porcelain")
-    gpus = _output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    status = output_of("git", "-C", str(ROOT), "status", "--porcelain")
+    gpus = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
     return {
-        "version": repro.__version__,
-        "commit": _output_of("git", "-C", checkout, "rev-parse", "HEAD"),
+        "version": __version__,
+        "commit": output_of("git", "-C", str(ROOT), "rev-parse", "HEAD"),
         "uncommitted_changes": None if status is None else bool(status),
         "python": platform.python_version(),
-        "libraries": {library: _version(library) for library in _LIBRARIES},
+        "libraries": {library: installed(library) for library in _LIBRARIES},
         "platform": platform.platform(),
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),

@@ -101,7 +101,7 @@ def recording(kind: str, path: str | Path | None = None) -> Recording:
             raise
         raise UserError(
             f"{path} holds no recording of the beams of {kind!r} prompts ({error!r}); make one with `python -m "
-            "repro.bench.beams`"
+            "repro bench beams`"
         ) from error
 
 

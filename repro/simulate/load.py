@@ -29,17 +29,13 @@ from repro.engine.systems import System, system, system_for
 from repro.simulate.beams import KINDS, recording
 from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.metrics import PIECES, BatchAverage, UsageSamples, normalized_latency_s
-from repro.simulate.serve import requests_of
+from repro.simulate.serve import PREFIX, requests_of
 from repro.simulate.step_times import StepTimes
 from repro.workloads import Trace, make_trace
 from repro.workloads.translation import translation_trace
 
-#: what there is to measure (repro.bench.serving.plan), as the first part of a point's key
-POINTS = ("saturated", "recompute", "generate", "steps", "latency", "sharing", "prefix", "blocks")
 BLOCK_SIZE = 16
 TRANSLATION = "translation"
-#: name of the prefix that all of a run's prompts begin with
-PREFIX = "shared"
 PREEMPTIONS = ("recompute", "swap")
 #: CPU blocks for a pool's blocks; a saturated pool of the paper's has at most 0.53 of itself swapped out (blocks of
 #: 256, six samples)

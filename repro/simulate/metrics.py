@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from repro.engine.loop import Engine, Observer, Outcome
 from repro.engine.memory.interface import MemoryUsage
 from repro.engine.scheduler import SchedulerOutput
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: parts of a pool, as in Fig. 2: the fields of MemoryUsage that add up to its total
 PIECES = ("token_states", "reserved", "internal", "rounding", "free")
@@ -41,6 +46,7 @@ class UsageSamples(Observer):
 
     def __init__(self, start_s: float, stop_s: float, interval_s: float = 1.0) -> None:
         self.next_s, self.stop_s, self.interval_s = start_s, stop_s, interval_s
+        self.times_s: list[float] = []
         self.samples: list[MemoryUsage] = []
 
     def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
@@ -49,6 +55,7 @@ class UsageSamples(Observer):
             return
         scheduler = engine.scheduler
         last = output.iteration + output.num_iterations - 1
+        self.times_s.append(now)
         self.samples.append(scheduler.manager.usage(scheduler.stored_lengths(last)))
         self.next_s += self.interval_s * (1 + (now - self.next_s) // self.interval_s)
         if self.next_s >= self.stop_s:
@@ -57,6 +64,13 @@ class UsageSamples(Observer):
     def mean(self, part: str) -> float:
         """Mean of a field of MemoryUsage, as a fraction of the pool."""
         return float(np.mean([getattr(sample, part) / sample.total for sample in self.samples]))
+
+    @property
+    def timeline(self) -> pd.DataFrame:
+        """The fields of MemoryUsage, in slots and blocks, against time: a row a sample, indexed by `time_s`."""
+        import pandas as pd
+
+        return pd.DataFrame(map(asdict, self.samples), index=pd.Index(self.times_s, name="time_s"))
 
     @property
     def saving(self) -> float:

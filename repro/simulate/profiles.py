@@ -1,17 +1,16 @@
 """Cost models from data: the calibrated A100 of 2023, and what a datasheet alone would promise.
 
-`a100-2023` reads repro/simulate/a100-2023.yaml, in which every number names its source. `datasheet` knows only the
+`a100-2023` reads repro/simulate/a100-2023.toml, in which every number names its source. `datasheet` knows only the
 vendor's rates (repro.engine.config.DEVICES): an iteration reads all weights and the context once, and prompts run at
 the full matrix rate."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from typing import Any
-
-import yaml
 
 from repro.engine.config import GB, MODELS, Deployment, lookup
 from repro.engine.errors import UserError
@@ -23,7 +22,7 @@ PROFILES = ("a100-2023", "datasheet")
 @cache
 def a100_2023() -> Mapping[str, Any]:
     """The profile's numbers as they stand in its file."""
-    return yaml.safe_load(resources.files("repro.simulate").joinpath("a100-2023.yaml").read_text(encoding="utf-8"))
+    return tomllib.loads(resources.files("repro.simulate").joinpath("a100-2023.toml").read_text(encoding="utf-8"))
 
 
 def context_splits() -> tuple[str, ...]:

@@ -1,5 +1,8 @@
 """One serving run in virtual time, as one call: a system, a deployment, a trace, a cost model.
 
+    run = serve("vllm", "opt-13b", make_trace("sharegpt", rate=2.0, duration_s=60.0, seed=0), usage_every_s=1.0)
+    run.latency_s_per_token; run.usage
+
 Studies are built from these functions; what a run returns is numbers only.
 """
 
@@ -12,24 +15,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from repro.engine.config import GIB, Deployment
+from repro.engine.config import DEPLOYMENTS, GIB, Deployment, lookup
 from repro.engine.errors import UserError
 from repro.engine.events import Event
 from repro.engine.loop import Engine, Observer, Outcome
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.scheduler import Scheduler
 from repro.engine.sequence import Request, SamplingParams
-from repro.engine.systems import System
+from repro.engine.systems import System, system_for
+from repro.simulate import profiles
 from repro.simulate.cost_model import CostModel
 from repro.simulate.executor import SimulatedExecutor
-from repro.simulate.metrics import normalized_latency_s
+from repro.simulate.metrics import UsageSamples, normalized_latency_s
 from repro.workloads import Trace
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from repro.engine.executor import ParentChoices
 
 #: CPU memory for swapped groups, per GPU (the authors' setting)
 SWAP_SPACE_BYTES = 20 * GIB
+#: name of the prefix that all of a run's prompts begin with
+PREFIX = "shared"
 
 
 def trace_seconds(model: str) -> float:
@@ -39,14 +47,34 @@ def trace_seconds(model: str) -> float:
 
 @dataclass(frozen=True)
 class Served:
-    """A finished run: outcomes in the order of the trace, and the engine as it stands at the end."""
+    """A finished run: outcomes in the order of the trace, and the engine as it stands at the end.
+
+    `log` and `samples` are what was recorded on the way, None if that was not asked for.
+    """
 
     outcomes: list[Outcome]
     engine: Engine
+    log: list[Event] | None = None
+    samples: UsageSamples | None = None
 
     @property
     def latency_s_per_token(self) -> float:
+        """Mean normalized latency of all requests, in s/token (§6.1)."""
         return normalized_latency_s(self.outcomes)
+
+    @property
+    def events(self) -> list[Event]:
+        """What the scheduler decided, in order (see repro.engine.events). UserError if it was not recorded."""
+        if self.log is None:
+            raise UserError("this run recorded no events; ask for them with serve(..., log=[])")
+        return self.log
+
+    @property
+    def usage(self) -> pd.DataFrame:
+        """The pool over time, as UsageSamples.timeline. UserError if it was not sampled."""
+        if self.samples is None:
+            raise UserError("this run did not sample its pool; ask for it with serve(..., usage_every_s=1.0)")
+        return self.samples.timeline
 
 
 def requests_of(trace: Trace, sampling: SamplingParams, prefix_id: str | None = None) -> Iterator[Request]:
@@ -56,47 +84,62 @@ def requests_of(trace: Trace, sampling: SamplingParams, prefix_id: str | None = 
 
 
 def serve(
-    system: System,
-    deployment: Deployment,
+    system: System | str,
+    deployment: Deployment | str,
     trace: Trace,
-    cost_model: CostModel,
+    cost_model: CostModel | None = None,
     block_size: int = 16,
     sampling: SamplingParams = SamplingParams(),
     observers: Iterable[Observer] = (),
     log: list[Event] | None = None,
     shared_prefix_tokens: int = 0,
     beams: ParentChoices | None = None,
+    usage_every_s: float | None = None,
 ) -> Served:
     """Run a trace to the end of its last request.
+
+    `system` may be a name of SYSTEMS, which is then set up as in the paper for the trace's workload (only
+    FasterTransformer's batch limit depends on it), and `deployment` one of DEPLOYMENTS. The default `cost_model` is the
+    deployment's under the profile a100-2023 with no anchor, which is what Fig. 12's panels add to an iteration. `log`
+    is filled with the scheduler's events. The pool is sampled every `usage_every_s` seconds.
 
     All prompts begin with the same `shared_prefix_tokens` tokens (part of their length). A system that can share stores
     their full blocks once, before the first request (§4.4); the others compute and hold them for each request. Beam
     search needs `beams`, which says where they continue.
 
-    UserError if the pool cannot hold one of the requests at its full length, or beam search comes without `beams`.
+    UserError for an unknown name, if the pool cannot hold one of the requests at its full length, or if beam search
+    comes without `beams`.
     """
+    if isinstance(deployment, str):
+        deployment = lookup("deployment", DEPLOYMENTS, deployment)
+    if isinstance(system, str):
+        system = system_for(system, deployment, trace.name)
     if sampling.use_beam_search and beams is None:
         raise UserError(
             "a simulated beam search must be told which beams survive; give it repro.simulate.beams.recording(...)"
         )
+    if usage_every_s is not None and not 0 < usage_every_s < math.inf:
+        raise UserError(f"usage_every_s = {usage_every_s} must be a finite number of seconds above 0")
+    if cost_model is None:
+        cost_model = profiles.cost_model("a100-2023", deployment, block_size, beam_search=sampling.use_beam_search)
     block_bytes = block_size * deployment.model.kv_bytes_per_token // deployment.num_gpus
     manager = system.manager(
         deployment.num_blocks(block_size), block_size, deployment.model.max_model_len, SWAP_SPACE_BYTES // block_bytes
     )
-    prefix_id = "shared" if shared_prefix_tokens else None
+    prefix_id = PREFIX if shared_prefix_tokens else None
     if prefix_id and isinstance(manager, PagedKVCacheManager):
         manager.store_prefix(prefix_id, shared_prefix_tokens)
-    engine = Engine(
-        Scheduler(manager, system.scheduler, log), SimulatedExecutor(cost_model, beams), observers=observers
-    )
+    samples = None if usage_every_s is None else UsageSamples(0.0, math.inf, usage_every_s)
+    watching = [*observers, *([samples] if samples else [])]
+    engine = Engine(Scheduler(manager, system.scheduler, log), SimulatedExecutor(cost_model, beams), observers=watching)
     with _collector_paused():
-        return Served(engine.run(requests_of(trace, sampling, prefix_id)), engine)
+        return Served(engine.run(requests_of(trace, sampling, prefix_id)), engine, log, samples)
 
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """No cyclic garbage collection meanwhile: a run makes many objects and no cycles, and scanning them takes a third
-    of it."""
+    """No cyclic garbage collection meanwhile: a run makes many objects and no cycles, and scanning takes a third of
+    it."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -2,7 +2,7 @@
 
 Where `CostModel` explains the paper's A100 with a few numbers, this predicts a machine that is at hand. Decoding alone
 is measured at numbers of sequences times two contexts, steps with prompts at numbers of sequences times prompt tokens
-(`python -m repro.bench.serving` makes both). Swaps, block copies, random samples and beams are not in the table: runs
+(`python -m repro bench serving` makes both). Swaps, block copies, random samples and beams are not in the table: runs
 that depend on them take longer than it says."""
 
 from __future__ import annotations

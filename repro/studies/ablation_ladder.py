@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator
 
-from repro.engine.memory import CacheOp, KVCacheManager, OpKind, PagedKVCacheManager, reserve_max, reserve_oracle
+from repro.engine.memory import CacheOp, KVCacheManager, PagedKVCacheManager, reserve_max, reserve_oracle
 from repro.engine.scheduler import Batching, PreemptionMode, SchedulerConfig
 from repro.engine.sequence import SequenceGroup
 from repro.engine.systems import System
@@ -48,7 +48,7 @@ class UnsharedPagedKVCacheManager(PagedKVCacheManager):
 
     shares = False
 
-    def _layout(self, group: SequenceGroup, num_tokens: int) -> tuple[int, int, int]:
+    def layout(self, group: SequenceGroup, num_tokens: int) -> tuple[int, int, int]:
         return 0, 0, self.cdiv(num_tokens)
 
     def tokens_to_compute(self, group: SequenceGroup, num_tokens: int) -> int:
@@ -60,20 +60,10 @@ class UnsharedPagedKVCacheManager(PagedKVCacheManager):
         return self.cdiv(group.request.prompt_tokens + group.request.output_tokens - 1) * group.request.sampling.n
 
     def spread_prompt(self, group: SequenceGroup, num_tokens: int) -> list[CacheOp]:
-        count = self.cdiv(group.request.prompt_tokens)
-        return [op for index in range(1, len(group.seqs)) for op in self._copy(group, 0, index, count)]
+        return self.copies(group, [0] * len(group.seqs), group.request.prompt_tokens)
 
     def fork(self, group: SequenceGroup, parents: list[int], num_tokens: int) -> list[CacheOp]:
-        return [
-            op
-            for child, parent in enumerate(parents)
-            if child != parent
-            for op in self._copy(group, parent, child, self.cdiv(num_tokens))
-        ]
-
-    def _copy(self, group: SequenceGroup, source: int, target: int, count: int) -> list[CacheOp]:
-        pairs = zip(self.block_table(group.seqs[source])[:count], self.block_table(group.seqs[target])[:count])
-        return [CacheOp(OpKind.COPY, src, dst) for src, dst in pairs]
+        return self.copies(group, parents, num_tokens)
 
 
 @dataclass(frozen=True)

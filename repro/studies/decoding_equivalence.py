@@ -12,7 +12,6 @@ Beam search against transformers' is a matter of the tests. How long anything ta
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import platform
 from pathlib import Path
@@ -170,6 +169,8 @@ def _row(loaded: LoadedModel, variant: str, made: Generation, differing: list[st
 def against_generate(name: str, num_prompts: int, num_tokens: int) -> list[dict[str, Any]]:
     """Per variant: requests with generate's tokens; `undecided` differ where generate's own two best logits are within
     GAP."""
+    from repro.llm.definition import generate
+
     loaded, prompts = _model(name, num_prompts)
     expected, gaps = generate(loaded, prompts, num_tokens)
     sampling = [SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)] * num_prompts
@@ -183,29 +184,6 @@ def against_generate(name: str, num_prompts: int, num_tokens: int) -> list[dict[
         differing = ["request {}, token {}: best two logits {:.1e} apart".format(*one) for one in apart]
         rows.append(_row(loaded, variant, made, differing, sum(gap < GAP for *_, gap in apart)))
     return rows
-
-
-def generate(
-    loaded: LoadedModel, prompts: list[list[int]], num_tokens: int
-) -> tuple[list[list[int]], list[list[float]]]:
-    """Greedy tokens of an untouched transformers model with the same weights, and by how much each was the best."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    config = copy.deepcopy(loaded.model.config)
-    config.eos_token_id = None  # as many tokens of each as asked for
-    model = AutoModelForCausalLM.from_config(config, dtype=loaded.dtype, attn_implementation="sdpa").eval()
-    model.load_state_dict(loaded.model.state_dict())
-    longest = max(map(len, prompts))
-    token_ids, mask = (
-        torch.tensor([[0] * (longest - len(prompt)) + row for prompt, row in zip(prompts, rows)])
-        for rows in (prompts, [[1] * len(prompt) for prompt in prompts])
-    )
-    with torch.no_grad():
-        asked = dict(do_sample=False, max_new_tokens=num_tokens, return_dict_in_generate=True, output_logits=True)
-        made = model.generate(token_ids, attention_mask=mask, pad_token_id=0, **asked)
-    best = torch.stack([logits.topk(2).values for logits in made.logits], dim=1)
-    return made.sequences[:, longest:].tolist(), (best[..., 0] - best[..., 1]).tolist()
 
 
 def _kinds(count: int, num_tokens: int) -> list[SamplingParams]:

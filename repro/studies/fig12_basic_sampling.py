@@ -2,7 +2,7 @@
 
 Every system runs through the same scheduler and cost model, in virtual time. Where a curve turns up says how much the
 system can serve; each crossing of 0.5 s/token is bisected on our own curve. One latency in each panel calibrates the
-model (vLLM's at the lowest drawn rate, see repro/simulate/a100-2023.yaml); the crossings are predictions."""
+model (vLLM's at the lowest drawn rate, see repro/simulate/a100-2023.toml); the crossings are predictions."""
 
 from __future__ import annotations
 

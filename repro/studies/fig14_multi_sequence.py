@@ -3,7 +3,7 @@
 vLLM shares what the sequences of a request have in common; the Orcas give each its own chunk, and a beam that continues
 another one copies that one's whole chunk, as the authors' do. Everything runs in virtual time as for Fig. 12. With
 several sequences it matters how the host's cost divides between a request and its sequences, and what a step of beam
-search costs besides; each is calibrated on one crossing (repro/simulate/a100-2023.yaml: per_request_ms, beam_step_ms).
+search costs besides; each is calibrated on one crossing (repro/simulate/a100-2023.toml: per_request_ms, beam_step_ms).
 Which beams survive is replayed from a recording of a real model (repro.simulate.beams)."""
 
 from __future__ import annotations

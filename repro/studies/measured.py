@@ -1,14 +1,13 @@
 """What the studies of recorded or measured rows share: whose rows they are, how they are read, and multiples of what
 systems deliver.
 
-Rows come from `python -m repro.bench.serving` and `python -m repro.bench.kernels`: this machine's own, or those
+Rows come from `python -m repro bench serving` and `python -m repro bench kernels`: this machine's own, or those
 recorded with the project (see `repro.bench.kept`). Nothing is measured here.
 """
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -26,6 +25,8 @@ WORKLOADS = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}
 #: useful output tokens/s of a run: the mean, and the ends of its 95 % interval
 INTERVAL = ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")
 GREY = "#888888"
+#: how the paper's own points are drawn
+HOLLOW = {"linestyle": (0, (1, 1.6)), "linewidth": 1.0, "markersize": 7, "markerfacecolor": "none"}
 
 
 def _recorded(gpu: str) -> str:
@@ -65,10 +66,9 @@ def columns(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return {name: row.get(name) for name in names}
 
 
-def kernel_rows(path: Path, *benchmarks: str) -> Iterator[dict[str, str]]:
-    """The rows of these benchmarks in a file of kernel times, as text."""
-    with path.open(newline="", encoding="utf-8") as file:
-        yield from (row for row in csv.DictReader(file) if row["benchmark"] in benchmarks)
+def kernel_rows(path: Path, evidence: str, *benchmarks: str) -> list[dict[str, Any]]:
+    """The rows of these benchmarks in a recording of kernel times."""
+    return [row for row in kept.read(path, evidence) if row["benchmark"] in benchmarks]
 
 
 def multiple_of(rows: pd.DataFrame, name: str) -> tuple[float, float] | None:
@@ -106,6 +106,14 @@ def throughput_bar(axis: Axes, rows: pd.DataFrame, x: float, width: float, **loo
 def above(axis: Axes, text: str, x: float, y: float, points: float = 2, **look: Any) -> None:
     """A text so many points above a place."""
     axis.annotate(text, (x, y), (0, points), textcoords="offset points", ha="center", **look)
+
+
+def modelled_curve(axis: Axes, rows: pd.DataFrame, y: str, color: str, marker: str, label: str) -> None:
+    """Means over the seeds at each block size, with a band from the least to the most."""
+    spread = rows.groupby("block_size")[y].agg(["mean", "min", "max"])
+    axis.fill_between(spread.index, spread["min"], spread["max"], color=color, alpha=0.18, linewidth=0)
+    look = dict(color=color, marker=marker, linestyle=(0, (4, 1.5)), markersize=4)
+    axis.plot(spread.index, spread["mean"], label=label, **look)
 
 
 def not_measured(axis: Axes) -> None:

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from repro.engine.memory import KVCacheManager, PagedKVCacheManager, reserve_oracle
-from repro.engine.memory.first_fit import FirstFitKVCacheManager
+from repro.engine.memory import ContiguousKVCacheManager, KVCacheManager, PagedKVCacheManager, reserve_oracle
 from repro.engine.scheduler import PreemptionMode, Scheduler, SchedulerConfig, SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams
 from repro.simulate.metrics import PIECES
 from repro.studies.common import about
+from repro.studies.first_fit import FirstFitAllocator
 
 SLOT_KIB = 144  # K and V of one token: 36 layers, 8 KV heads of 128, 2 bytes
 SAMPLE_EVERY = 10  # steps between two looks at where the slots are
@@ -97,11 +97,12 @@ def memory(setup: Setup, load: Load) -> KVCacheManager:
             paged.store_prefix("system", load.system_prompt)
         return paged
     oracle = setup.memory == "oracle"
-    return FirstFitKVCacheManager(
+    return ContiguousKVCacheManager(
         load.kv_slots,
+        1,
         reservation=reserve_oracle if oracle else lambda request, _: setup.declared,
         max_model_len=load.max_model_len,
-        round_up=not oracle,
+        allocator=FirstFitAllocator(load.kv_slots, round_up=not oracle),
     )
 
 
@@ -125,8 +126,9 @@ def steps(setup: Setup, load: Load, queue: list[Request]) -> Iterator[tuple[Sche
 def head(scheduler: Scheduler) -> tuple[int, int, int]:
     """Slots that the next request needs in one piece, slots that are free, and the largest free piece (contiguous
     memory)."""
-    manager = scheduler.manager
-    return manager.blocks_needed(scheduler.waiting[0]), manager.num_free_blocks, manager.largest_run
+    manager, group = scheduler.manager, scheduler.waiting[0]
+    needed = manager.chunk_blocks(group) * len(group.seqs)
+    return needed, manager.num_free_blocks, manager.allocator.largest_run
 
 
 def replay(name: str, setup: Setup, load: Load, seed: int) -> dict[str, Any]:
@@ -140,14 +142,14 @@ def replay(name: str, setup: Setup, load: Load, seed: int) -> dict[str, Any]:
     tokens = preemptions = discarded = blocked = most = 0
     pieces: dict[str, list[float]] = {piece: [] for piece in PIECES}
     for scheduler, output in steps(setup, load, queue):
-        tokens += scheduler.num_seqs
+        tokens += scheduler.running.num_seqs
         preemptions += len(output.preempted)
-        discarded += sum(victim.num_generated(0) for victim in output.preempted)
+        discarded += sum(victim.generated_before for victim in output.preempted)
         stored = list(scheduler.stored_lengths(output.iteration))
         if setup.memory == "paged":
             tables = ((len(scheduler.manager.block_table(group.seqs[0])), length) for group, length in stored)
             most = max(most, *(blocks * setup.block_size - length for blocks, length in tables))
-        elif scheduler.num_seqs < load.max_num_seqs:
+        elif scheduler.running.num_seqs < load.max_num_seqs:
             needed, free, largest = head(scheduler)
             blocked += largest < needed <= free
         if output.iteration % SAMPLE_EVERY == 0:

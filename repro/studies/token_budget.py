@@ -138,7 +138,7 @@ class TokenGaps(Observer):
     def observe(self, engine: Engine, output: ChunkedOutput, start_s: float) -> None:
         now = engine.clock.now
         for group in output.preempted:
-            if group.num_generated(0):
+            if group.generated_before:
                 self._last_s.setdefault(group, start_s)  # it may be driven out again before it has a token
         back = [prefill.group for prefill in output.prefills if prefill.group in self._last_s]
         returned = [now - self._last_s.pop(group) for group in back]

@@ -9,14 +9,13 @@ numbers and the pictures in `both_readings`.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from repro.engine.loop import Engine, Observer
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.scheduler import PreemptionMode, Scheduler, SchedulerConfig, SchedulerOutput
-from repro.engine.sequence import Request, SamplingParams
+from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.engine.systems import system
 from repro.harness.experiment import Point
 from repro.harness.parameters import Parameters
@@ -112,14 +111,9 @@ def points(params: Params) -> list[Point]:
 class UntilCompleted(Scheduler):
     """§4.5 to the letter: once a request was preempted, new ones wait until all that were are completed."""
 
-    def _admit(self, output: SchedulerOutput) -> None:
-        preempted = [group for group in self.waiting if group.num_preemptions]
-        if not preempted and not any(group.num_preemptions for group in (*self.running, *self.swapped)):
-            return super()._admit(output)
-        fresh = [group for group in self.waiting if not group.num_preemptions]
-        self.waiting = deque(preempted)  # all of them arrived before the fresh ones: first come, first served
-        super()._admit(output)
-        self.waiting.extend(fresh)
+    def may_start(self, group: SequenceGroup) -> bool:
+        # Preempted ones arrived before all that never ran: if one is waiting, it is the first in the queue.
+        return group.num_preemptions > 0 or not any(other.num_preemptions for other in self.running)
 
 
 def until_completed(duration_s: float, seed: int) -> dict[str, Any]:

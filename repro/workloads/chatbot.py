@@ -40,9 +40,7 @@ class Conversations:
         if not 0 <= self.new_probability <= 1:
             raise UserError(f"new_probability = {self.new_probability} must be a probability, from 0 to 1")
         if self.mean_rounds is not None and not 1 <= self.mean_rounds < math.inf:
-            raise UserError(
-                f"mean_rounds = {self.mean_rounds} must be at least 1, or None for conversations that never end"
-            )
+            raise UserError(f"mean_rounds = {self.mean_rounds} must be at least 1, or None for no end at all")
 
     @cached_property
     def facts(self) -> SourceFacts:
@@ -52,8 +50,7 @@ class Conversations:
         return SourceFacts(
             source=f"conversations of rounds from: {rounds.source}",
             recipe=f"a new conversation with probability {self.new_probability:g} or when none runs, else the next "
-            "round of a "
-            f"random one; a conversation {length}; means are those of 2,000 requests",
+            f"round of a random one; a conversation {length}; means are those of 2,000 requests",
             filter=f"the last {PROMPT_LIMIT} tokens of history and query; at most {OUTPUT_LIMIT} of output; "
             f"{rounds.filter}",
             num_pairs=None,

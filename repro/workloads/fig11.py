@@ -110,9 +110,8 @@ def fit_marginal(histogram: dict[str, Any]) -> Marginal:
 
     lengths = np.arange(first - 1, last + 1)
     index, left, left_slope, right, right_slope = _spline_basis(knots, lengths)
-    cdf = (
-        left * values[index] + left_slope * slopes[index] + right * values[index + 1] + right_slope * slopes[index + 1]
-    )
+    after = index + 1
+    cdf = left * values[index] + left_slope * slopes[index] + right * values[after] + right_slope * slopes[after]
     # The mean is last - sum(cdf[:-1]), linear in the start slope: one division fits the printed mean.
     per_slope = np.where(index == 0, left_slope, 0.0)
     excess = (last - cdf[:-1].sum()) - histogram["mean_tokens"]
@@ -193,9 +192,7 @@ def fig11_lengths(workload: str, max_model_len: int = 2048) -> JointLengths:
         kept = np.where(_over_limit(prompt, output, max_model_len), 0.0, mass)
         dropped = 1.0 - kept.sum()
         if not kept.any():
-            raise UserError(
-                f"max_model_len {max_model_len} leaves no {workload} request: raise it (the paper's is 2048)"
-            )
+            raise UserError(f"max_model_len {max_model_len} leaves no {workload} request: raise it (the paper's: 2048)")
         mass = kept / kept.sum()
     facts = SourceFacts(
         source=f"embedded, rebuilt from Fig. 11 of arXiv:2309.06180 ({workload})",

@@ -86,9 +86,8 @@ def lengths_from_dataset(
 ) -> LengthPairs:
     """Length pairs of a data set in DATASETS: from the hub, or from a local file in the data set's format.
 
-    `tokenizer` is a hub id or a folder. Tokenized lengths stay in the cache of `datasets`, so that a second process
-    does not tokenize again. Raises UserError where there is no network, no such file, or not this data set's format.
-    """
+    `tokenizer` is a hub id or a folder. Tokenized lengths stay in the cache of `datasets`, for later processes too.
+    UserError where there is no network, no such file, or not this data set's format."""
     if workload not in DATASETS:
         raise UserError(f"no data set for workload {workload!r}: the known ones are {', '.join(DATASETS)}")
     modified_ns = 0
@@ -106,11 +105,10 @@ def _load(workload: str, path: str | None, modified_ns: int, tokenizer: str, max
     spec = DATASETS[workload]
     encode = _load_tokenizer(tokenizer)  # first: it fails faster than a data set loads
     dataset = _load_rows(spec, path)
-    missing = [name for name in spec.columns if name not in dataset.column_names]
-    if missing:
+    present = ", ".join(dataset.column_names)
+    if missing := ", ".join(name for name in spec.columns if name not in dataset.column_names):
         raise UserError(
-            f"{path or spec.hub_id} is not in the format of {spec.hub_id}: no column {', '.join(missing)} among "
-            f"{', '.join(dataset.column_names)}"
+            f"{path or spec.hub_id} is not in the format of {spec.hub_id}: no column {missing} among {present}"
         )
 
     def count_tokens(batch: dict[str, list[Any]]) -> dict[str, list[int]]:
@@ -125,13 +123,11 @@ def _load(workload: str, path: str | None, modified_ns: int, tokenizer: str, max
     try:
         counted = dataset.map(count_tokens, batched=True, remove_columns=dataset.column_names, features=features)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"{path or spec.hub_id}: a row is not in the format of {spec.hub_id} ({_first_line(error)})"
-        ) from error
+        reason = _first_line(error)
+        raise UserError(f"{path or spec.hub_id}: a row is not in the format of {spec.hub_id} ({reason})") from error
     except OSError as error:
-        raise UserError(
-            f"datasets cannot write its cache ({error}): set HF_DATASETS_CACHE to a folder that it can"
-        ) from error
+        remedy = "set HF_DATASETS_CACHE to a folder that it can"
+        raise UserError(f"datasets cannot write its cache ({error}): {remedy}") from error
     pairs = np.stack([np.asarray(counted[name], dtype=np.int64) for name in COLUMNS], axis=1)
     pairs = pairs[(pairs >= 1).all(axis=1)]
     where = Path(path).name if path else spec.hub_id
@@ -193,9 +189,7 @@ def _require_hub(wanted: str) -> None:
     thread.start()
     thread.join(HUB_TIMEOUT_S)
     if not reached:
-        raise UserError(
-            f"{wanted}: no answer from {endpoint} within {HUB_TIMEOUT_S:g} s, is there a network? {_REMEDY}"
-        )
+        raise UserError(f"{wanted}: no answer from {endpoint} in {HUB_TIMEOUT_S:g} s, is there a network? {_REMEDY}")
 
 
 def _first_line(error: BaseException) -> str:

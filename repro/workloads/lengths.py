@@ -28,10 +28,8 @@ PAPER_PAIRS = {"sharegpt": "e4837cf1c5bd9975b1868e1dbcbaf49a7bf6871a1ab66c769fd2
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """What a trace's card says of the lengths' source. Lengths are in tokens; `num_pairs` is None for a distribution.
-
-    `num_pairs` and the means are those after the filter; `dropped_share` is what the filter took, 0 to 1.
-    """
+    """What a trace's card says of the lengths' source. Lengths are in tokens; `num_pairs` (None for a distribution) and
+    the means are those after the filter; `dropped_share` is what the filter took, 0 to 1."""
 
     source: str
     recipe: str  # how a trace's requests are taken from the source
@@ -91,11 +89,9 @@ class LengthPairs:
         return cls(kept, facts)
 
     def draw(self, num_pairs: int, seed: int) -> np.ndarray:
-        """[num_pairs, 2]: the first `num_pairs` pairs (beyond the last one again from the first), shuffled.
+        """[num_pairs, 2]: the first `num_pairs` pairs (beyond the last one again from the first), shuffled by the seed.
 
-        The seed decides the order alone. A short trace is the beginning of the table, whatever stands there, as it was
-        for the authors.
-        """
+        A short trace is the beginning of the table, whatever stands there, as it was for the authors."""
         rng = np.random.default_rng([seed, LENGTHS_STREAM])
         return self.pairs[rng.permutation(np.arange(num_pairs) % len(self.pairs))]
 
@@ -104,8 +100,7 @@ def lengths_from_csv(path: str | Path, workload: str = "sharegpt", max_model_len
     """Length pairs from a CSV file with a header that names prompt_tokens and output_tokens (others are ignored).
 
     `workload` only decides which of the paper's traces the pairs are compared with. Every malformed line is a UserError
-    with its line number. An unchanged file is read once per process.
-    """
+    with its line number. An unchanged file is read once per process."""
     path = Path(path)
     try:
         status = path.stat()

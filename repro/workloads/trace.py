@@ -22,6 +22,7 @@ TICK_S = 0.01  # the authors draw a Poisson count of arrivals for each 10 ms
 MAX_REQUESTS = 20_000_000  # a trace beyond this is a slip of the keyboard, not an experiment
 QUANTILES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99)
 PROMPT_RANGES = (16, 64, 256, 1024)  # last prompt length of each range but the open one
+_DTYPES = {"arrival_s": np.float64, "prompt_tokens": np.int64, "output_tokens": np.int64}  # of a trace's arrays
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,7 @@ class Trace:
     card: TraceCard
 
     def __post_init__(self) -> None:
-        dtypes = (("arrival_s", np.float64), ("prompt_tokens", np.int64), ("output_tokens", np.int64))
-        for field, dtype in dtypes:
+        for field, dtype in _DTYPES.items():
             array = getattr(self, field)
             if array.dtype != dtype or array.shape != self.arrival_s.shape or array.ndim != 1:
                 raise ValueError(
@@ -120,10 +120,10 @@ class Trace:
         return _hash_arrays(self.arrival_s, self.prompt_tokens, self.output_tokens)
 
 
-def _hash_arrays(arrival_s: np.ndarray, prompt_tokens: np.ndarray, output_tokens: np.ndarray) -> str:
+def _hash_arrays(*arrays: np.ndarray) -> str:
     digest = hashlib.sha256()
-    for array, dtype in ((arrival_s, "<f8"), (prompt_tokens, "<i8"), (output_tokens, "<i8")):
-        digest.update(np.ascontiguousarray(array, dtype=dtype).tobytes())
+    for array, dtype in zip(arrays, _DTYPES.values(), strict=True):
+        digest.update(np.ascontiguousarray(array, np.dtype(dtype).newbyteorder("<")).tobytes())
     return digest.hexdigest()
 
 
@@ -184,9 +184,7 @@ def build_trace(workload: str, lengths: LengthSource, rate_per_s: float, duratio
     """A trace of Poisson arrivals with lengths drawn from `lengths`; UserError when no request arrives."""
     arrival_s = poisson_arrivals(rate_per_s, duration_s, seed)
     if len(arrival_s) == 0:
-        raise UserError(
-            f"no request arrives within {duration_s:g} s at rate {rate_per_s:g}/s (seed {seed}): raise either"
-        )
+        raise UserError(f"no request arrives in {duration_s:g} s at rate {rate_per_s:g}/s (seed {seed}): raise either")
     prompt, output = np.ascontiguousarray(lengths.draw(len(arrival_s), seed).T)
     card = TraceCard(
         workload=workload,

@@ -113,9 +113,7 @@ def translation_trace(
         raise UserError(f"prefix_tokens = {prefix_tokens} must be from 0 to {max_model_len - 1}")
     if lengths is not None and scale != 1:
         raise UserError(f"scale = {scale} stretches the default lengths only; leave it at 1 with lengths = {lengths!r}")
-    sentences = (
-        SentenceLengths(scale)
-        if lengths is None
-        else length_source("translation", lengths, max_model_len - prefix_tokens, tokenizer)
-    )
+    sentences: LengthSource = SentenceLengths(scale)
+    if lengths is not None:
+        sentences = length_source("translation", lengths, max_model_len - prefix_tokens, tokenizer)
     return build_trace("translation", WithPrefix(sentences, prefix_tokens), rate, duration_s, seed)

@@ -1,13 +1,14 @@
 """Budgets, the rows that are kept, and what `make reproduce` measures first."""
 
 import csv
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from repro.bench import kept
-from repro.bench.budget import seconds_of
+from repro.bench import kept, processes
+from repro.bench.benchmark import seconds_of
 from repro.engine.errors import UserError
 
 # Budgets
@@ -96,7 +97,7 @@ def test_recorded_rows_that_are_missing_are_none_or_an_error(tmp_path, monkeypat
     assert kept.given("auto", kept.SERVING) is None
     path, evidence = kept.find("auto", kept.SERVING)
     with pytest.raises(
-        UserError, match="serving.csv is missing; restore it, or measure on a GPU: python -m repro.bench.serving"
+        UserError, match="serving.csv is missing; restore it, or measure on a GPU: python -m repro bench serving"
     ):
         kept.read(path, evidence)
 
@@ -147,22 +148,22 @@ def test_rows_of_another_setting_are_not_mixed_in(own, other):
 
 @pytest.fixture
 def first(own, monkeypatch):
-    """repro.bench.first with a driver and without processes: (module, commands, exit codes by module)."""
-    from repro.bench import first
+    """repro.bench.processes with a driver and without processes: (module, commands, exit codes by name)."""
 
     commands, codes = [], {}
 
-    def run(command):
-        commands.append(command[2:])
-        if command[2] == "repro.bench.kernels" and not codes.get(command[2]):
-            folder = Path(command[4])
-            folder.mkdir(parents=True)
-            (folder / "manifest.json").write_text("{}")
-        return SimpleNamespace(returncode=codes.get(command[2], 0))
+    def run(command, **options):
+        _, *module, name, out, folder = command[:7]
+        assert module == ["-m", "repro", "bench"] and out == "--out"
+        commands.append(command[4:])
+        if name == "kernels" and not codes.get(name):
+            Path(folder).mkdir(parents=True)
+            (Path(folder) / "manifest.json").write_text("{}")
+        return SimpleNamespace(returncode=codes.get(name, 0))
 
-    monkeypatch.setattr(first, "nvidia_driver", lambda: True)
-    monkeypatch.setattr(first, "subprocess", SimpleNamespace(run=run))
-    return first, commands, codes
+    monkeypatch.setattr(processes, "nvidia_driver", lambda: True)
+    monkeypatch.setattr(processes, "subprocess", SimpleNamespace(run=run))
+    return processes, commands, codes
 
 
 def test_kernels_once_and_serving_with_what_is_left_of_the_budget(first, monkeypatch):
@@ -173,10 +174,21 @@ def test_kernels_once_and_serving_with_what_is_left_of_the_budget(first, monkeyp
     module.measure_first("30m")
     folder = str(kept.own_folder())
     assert commands == [
-        ["repro.bench.kernels", "--out", f"{folder}/kernels"],
-        ["repro.bench.serving", "--out", f"{folder}/serving", "--budget", "1670s"],
-        ["repro.bench.serving", "--out", f"{folder}/serving", "--budget", "1800s"],
+        ["kernels", "--out", f"{folder}/kernels"],
+        ["serving", "--out", f"{folder}/serving", "--budget", "1670s"],
+        ["serving", "--out", f"{folder}/serving", "--budget", "1800s"],
     ]
+
+
+@pytest.mark.parametrize("left_out, again", [(0, False), (3, True), (None, True)])
+def test_kernels_go_on_if_an_earlier_call_did_not_measure_all_of_them(first, left_out, again):
+    module, commands, codes = first
+    folder = kept.own_folder() / kept.KERNELS
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(json.dumps({"points_left_out": left_out}))
+    codes["kernels"] = 1  # so that the stand-in writes nothing
+    module.measure_first("30m")
+    assert [command[0] for command in commands] == (["kernels", "serving"] if again else ["serving"])
 
 
 def test_kernels_that_take_the_whole_budget_leave_none(first, monkeypatch):
@@ -184,7 +196,7 @@ def test_kernels_that_take_the_whole_budget_leave_none(first, monkeypatch):
     now = iter([0.0, 130.0])
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(now)))
     module.measure_first("2m")
-    assert [command[0] for command in commands] == ["repro.bench.kernels"]
+    assert [command[0] for command in commands] == ["kernels"]
 
 
 def test_without_a_driver_or_a_budget_nothing_is_started(first, monkeypatch):
@@ -199,13 +211,10 @@ def test_without_a_driver_or_a_budget_nothing_is_started(first, monkeypatch):
 
 def test_a_part_that_fails_is_said_and_the_other_one_goes_on(first, capsys):
     module, commands, codes = first
-    codes |= {"repro.bench.kernels": 2, "repro.bench.serving": -9}
+    codes |= {"kernels": 2, "serving": -9}
     module.measure_first("30m")
     module.measure_first("30m")
     said = capsys.readouterr().err
-    assert [command[0] for command in commands] == [
-        "repro.bench.kernels",
-        "repro.bench.serving",
-    ] * 2  # what has failed is tried again
-    assert "repro.bench.kernels ended with code 2, see above; figures are drawn from the rows that there are" in said
-    assert "repro.bench.serving ended with code -9; figures" in said
+    assert [command[0] for command in commands] == ["kernels", "serving"] * 2  # what has failed is tried again
+    assert "bench kernels ended with code 2, see above; figures are drawn from the rows that there are" in said
+    assert "bench serving ended with code -9; figures" in said

@@ -6,18 +6,19 @@ from types import SimpleNamespace
 import pytest
 from test_warm_engine import tiny
 
+from repro import cli, hashing, paths
 from repro.bench import kept
+from repro.bench.catalogue import BENCHMARKS
+from repro.bench.rows import Recording
 from repro.engine.errors import UserError
 from repro.engine.systems import SYSTEMS
-from repro.simulate.load import POINTS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from repro.bench.serving import __main__ as program  # noqa: E402
+from repro.bench import run  # noqa: E402
 from repro.bench.serving import calibrate, generate, plan  # noqa: E402
-from repro.bench.serving import warm_engine as bench_module  # noqa: E402
-from repro.bench.serving.warm_engine import Bench  # noqa: E402
+from repro.bench.serving.warm_engine import WarmEngine  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -27,7 +28,7 @@ FEW = ("vllm", "orca-max")
 
 @pytest.fixture
 def planned(monkeypatch):
-    """Steps of a bench that measures nothing: `planned.steps(rows)`; it fails at the call number `planned.fail_at`."""
+    """Steps of an engine that measures nothing: `planned.steps(rows)`; it fails at call number `planned.fail_at`."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     state = SimpleNamespace(calls=0, fail_at=None, error=KeyboardInterrupt, clock=clock)
 
@@ -52,18 +53,18 @@ def planned(monkeypatch):
     fake = SimpleNamespace(
         on_gpu=True, loaded=SimpleNamespace(config=SimpleNamespace(max_model_len=2048)), measure=measure
     )
-    monkeypatch.setattr(plan, "recompute_row", lambda bench, size: measured(3, kind="recompute", block_size=size))
-    monkeypatch.setattr(generate, "fits", lambda bench: True)
+    monkeypatch.setattr(calibrate, "recompute_row", lambda warm, size: measured(3, kind="recompute", block_size=size))
+    monkeypatch.setattr(generate, "fits", lambda warm: True)
     monkeypatch.setattr(
-        generate, "generate_row", lambda bench, workload: measured(60, kind="generate", workload=workload)
+        generate, "generate_row", lambda warm, workload: measured(60, kind="generate", workload=workload)
     )
     monkeypatch.setattr(
-        calibrate, "cells", lambda bench: (measured(10, kind="step", seqs=seqs, seconds=None) for seqs in range(6))
+        calibrate, "cells", lambda warm: (measured(10, kind="step", seqs=seqs, seconds=None) for seqs in range(6))
     )
-    monkeypatch.setattr(plan, "time", clock)
+    monkeypatch.setattr(run, "time", clock)
     state.steps = lambda rows, timing=TIMING, systems=FEW: plan.steps(fake, rows, timing, systems)
-    state.work = lambda rows, budget_s=1e9, **others: plan.work_through(
-        state.steps(rows, **others), rows, budget_s, say=lambda text: None, model="m"
+    state.work = lambda rows, budget_s=1e9, **others: run.work_through(
+        lambda: state.steps(rows, **others), rows, budget_s, {"model": "m"}, say=lambda text: None
     )
     return state
 
@@ -73,7 +74,7 @@ def keys_of(rows):
 
 
 def test_the_order_is_that_of_what_a_point_tells_and_systems_take_turns(planned, tmp_path):
-    rows = plan.Rows(tmp_path / "serving.csv", "c")
+    rows = Recording(tmp_path, "serving", "c")
     assert planned.work(rows, timing=plan.GPU_TIMING, systems=tuple(SYSTEMS)) == (0, 0)
     keys = keys_of(rows)
     assert keys[:10] == [f"saturated/{workload}/{name}" for workload in ("sharegpt", "alpaca") for name in SYSTEMS]
@@ -94,7 +95,7 @@ def test_the_order_is_that_of_what_a_point_tells_and_systems_take_turns(planned,
         keys[81:84] == ["blocks/16/sharegpt/recompute", "blocks/16/sharegpt/swap", "blocks/16/alpaca"]
         and len(keys) == 81 + 3 * 7
     )
-    assert {key.partition("/")[0] for key in keys} == set(POINTS)
+    assert {key.partition("/")[0] for key in keys} == set(BENCHMARKS["serving"].kinds)
     assert {rows.find(key)["kind"] for key in keys[53:]} == {"sharing", "prefix", "blocks"}
     assert len([row for row in rows.rows if row["key"] == "steps"]) == 6
     found = rows.find("latency/sharegpt/vllm/0.8")
@@ -104,48 +105,45 @@ def test_the_order_is_that_of_what_a_point_tells_and_systems_take_turns(planned,
 
 
 def test_killed_at_any_moment_and_resumed_the_rows_are_the_same(planned, tmp_path):
-    whole = plan.Rows(tmp_path / "whole.csv", "c")
+    whole = Recording(tmp_path, "whole", "c")
     assert planned.work(whole) == (0, 0)
     total, expected = planned.calls, (tmp_path / "whole.csv").read_bytes()
     for number in range(1, total + 1):
-        path = tmp_path / f"{number}.csv"
+        name, path = str(number), tmp_path / f"{number}.csv"
         planned.calls, planned.fail_at = 0, number
         with pytest.raises(KeyboardInterrupt):
-            planned.work(plan.Rows(path, "c"))
+            planned.work(Recording(tmp_path, name, "c"))
         planned.calls, planned.fail_at = 0, None
-        before = len(plan.Rows(path, "c").rows)
-        planned.work(plan.Rows(path, "c"))
+        before = len(Recording(tmp_path, name, "c").rows)
+        planned.work(Recording(tmp_path, name, "c"))
         assert path.read_bytes() == expected
         assert planned.calls == total - before
 
 
 def test_killed_while_it_writes_the_file_is_whole(planned, tmp_path, monkeypatch):
-    from repro.harness import store
-
     path = tmp_path / "serving.csv"
-    rows = plan.Rows(path, "c")
+    rows = Recording(tmp_path, "serving", "c")
     rows.add("a", [{"x": 1.5}])
     before = path.read_bytes()
     for name in ("fsync", "replace"):
         with monkeypatch.context() as patch:
-            patch.setattr(store.os, name, lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(hashing.os, name, lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 rows.add("b", [{"y": 2}])
         assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
-        assert plan.Rows(path, "c").find("a")["x"] == "1.5"
+        assert Recording(tmp_path, "serving", "c").find("a")["x"] == "1.5"
 
 
 def test_rows_of_other_code_stay_but_do_not_count_unless_they_are_named(tmp_path):
-    path = tmp_path / "serving.csv"
-    plan.Rows(path, "old").add("a", [{"x": 1}, {"x": 2}])
-    plan.Rows(path, "old").add("b", [{"x": 3}])
-    new = plan.Rows(path, "new")
+    Recording(tmp_path, "serving", "old").add("a", [{"x": 1}, {"x": 2}])
+    Recording(tmp_path, "serving", "old").add("b", [{"x": 3}])
+    new = Recording(tmp_path, "serving", "new")
     assert new.rows == [] and new.find("a") is None
     new.add("a", [{"x": 4, "y": 5}])
     for rows, expected in (
-        (plan.Rows(path, "new"), {"a": "4", "b": None}),
-        (plan.Rows(path, "old"), {"a": "1", "b": "3"}),
-        (plan.Rows(path, "new", ["old"]), {"a": "4", "b": "3"}),
+        (Recording(tmp_path, "serving", "new"), {"a": "4", "b": None}),
+        (Recording(tmp_path, "serving", "old"), {"a": "1", "b": "3"}),
+        (Recording(tmp_path, "serving", "new", ["old"]), {"a": "4", "b": "3"}),
     ):
         assert {key: (rows.find(key) or {}).get("x") for key in "ab"} == expected
         assert [row["x"] for row in rows.all] == ["1", "2", "3", "4"]
@@ -156,67 +154,69 @@ def test_a_file_that_is_none_of_ours_is_left_alone(tmp_path, text):
     path = tmp_path / "serving.csv"
     path.write_text(text)
     with pytest.raises(UserError, match="does not hold rows of this program"):
-        plan.Rows(path, "c")
+        Recording(tmp_path, "serving", "c")
     assert path.read_text() == text
 
 
 def test_what_a_budget_cannot_hold_is_left_out_and_counted_and_cheaper_points_still_run(planned, tmp_path):
-    whole = plan.Rows(tmp_path / "whole.csv", "c")
+    whole = Recording(tmp_path, "whole", "c")
     planned.work(whole)
     every = keys_of(whole)
-    rows = plan.Rows(tmp_path / "some.csv", "c")
+    rows = Recording(tmp_path, "some", "c")
     # One saturated run of 30 s and its nine cheaper points; the other system's latency has no rate, which also counts.
     assert planned.work(rows, 58.0) == (len(every) - 10, 0)
     assert keys_of(rows) == ["saturated/sharegpt/vllm", *(f"recompute/{2**power}" for power in range(9))]
-    assert planned.work(plan.Rows(tmp_path / "none.csv", "c"), 0.0) == (len(every), 0)
+    assert planned.work(Recording(tmp_path, "none", "c"), 0.0) == (len(every), 0)
     assert not (tmp_path / "none.csv").exists()
-    again = plan.Rows(tmp_path / "some.csv", "c")
+    again = Recording(tmp_path, "some", "c")
     assert planned.work(again) == (0, 0) and sorted(keys_of(again)) == sorted(every)
 
 
 def test_a_point_that_cannot_be_measured_is_left_out_and_the_next_ones_run(planned, tmp_path):
     planned.fail_at, planned.error = 3, UserError
-    rows, said = plan.Rows(tmp_path / "serving.csv", "c"), []
-    assert plan.work_through(planned.steps(rows), rows, 1e9, said.append) == (0, 1)
+    rows, said = Recording(tmp_path, "serving", "c"), []
+    assert run.work_through(lambda: planned.steps(rows), rows, 1e9, {}, say=said.append) == (0, 1)
     assert rows.find("recompute/1") is None and rows.find("recompute/2") is not None
     assert "recompute/1: not measured: no memory left" in said
 
 
-def test_the_hash_of_the_code_knows_all_that_measures_and_the_setting(monkeypatch):
-    seen = {}
-    monkeypatch.setattr(
-        plan.keys,
-        "identify",
-        lambda function, arguments: seen.update(arguments, f=function) or SimpleNamespace(code="1"),
-    )
-    assert plan.code_hash(model="a", device="x") != plan.code_hash(model="b", device="x")
-    assert plan.code_hash(model="a", device="x") == plan.code_hash(device="x", model="a")
-    assert [seen["f"], *seen["others"]] == [calibrate.cells, generate.generate_row, plan.recompute_row]
+def test_the_hash_of_the_code_knows_all_that_measures_and_the_setting():
+    assert run.hash_of("1", dict(model="a", device="x")) != run.hash_of("1", dict(model="b", device="x"))
+    assert run.hash_of("1", dict(model="a", device="x")) != run.hash_of("2", dict(model="a", device="x"))
+    assert run.hash_of("1", dict(model="a", device="x")) == run.hash_of("1", dict(device="x", model="a"))
+    assert plan.Serving.measures == (calibrate.cells, calibrate.recompute_row, generate.generate_row)
 
 
 # The program
 
 
+def program(arguments):
+    """`python -m repro bench serving`, with its errors as they are raised."""
+    options = cli._parser().parse_args(["bench", "serving", *arguments])
+    with paths.environment({"REPRO_COMMAND": "python -m repro bench serving"}):
+        return options.command(options)
+
+
 def test_only_some_kinds_and_systems_are_measured(planned, tmp_path):
-    rows = plan.Rows(tmp_path / "serving.csv", "c")
+    rows = Recording(tmp_path, "serving", "c")
     keys = [step.key for step in planned.steps(rows, systems=("vllm",)) if step.kind in ("sharing", "prefix", "blocks")]
     assert "saturated/sharegpt/orca-max/3" not in {step.key for step in planned.steps(rows, systems=("vllm",))}
     assert len(keys) == 6 + 2 + 21 and all(key.startswith("blocks") or key.endswith("/vllm") for key in keys)
 
 
 def test_latency_without_saturated_runs_is_refused_before_any_work(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench_module, "Bench", lambda *arguments: pytest.fail("this is work"))
+    monkeypatch.setattr(plan, "WarmEngine", lambda *arguments: pytest.fail("this is work"))
     with pytest.raises(UserError, match="rates follow from saturated runs, and .* has none; add saturated"):
-        program.main(["--out", str(tmp_path), "--device", "cpu", "--only", "latency", "steps"])
+        program(["--out", str(tmp_path), "--device", "cpu", "--only", "latency", "steps"])
 
 
 def test_the_program_measures_only_the_kinds_that_it_is_asked_for(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
-        bench_module, "Bench", lambda model, kv_slots, device, dtype: Bench(tiny(), kv_slots, device, dtype)
+        plan, "WarmEngine", lambda model, kv_slots, device, dtype: WarmEngine(tiny(), kv_slots, device, dtype)
     )
     monkeypatch.setattr(plan, "CPU_TIMING", {"alpaca": plan.Timing(0.05, 0.15, 0.2, 0.2)})
     assert (
-        program.main(
+        program(
             [
                 "--out",
                 str(tmp_path),
@@ -238,21 +238,21 @@ def test_the_program_measures_only_the_kinds_that_it_is_asked_for(tmp_path, monk
 
 def test_the_program_measures_goes_on_and_says_what_it_left_out(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
-        bench_module, "Bench", lambda model, kv_slots, device, dtype: Bench(tiny(), kv_slots, device, dtype)
+        plan, "WarmEngine", lambda model, kv_slots, device, dtype: WarmEngine(tiny(), kv_slots, device, dtype)
     )
     monkeypatch.setattr(plan, "CPU_TIMING", {"alpaca": plan.Timing(0.05, 0.15, 0.2, 0.2)})
     monkeypatch.setattr(calibrate, "CPU_GRID", calibrate.Grid((1, 8), (0, 4), (8, 64), steps=3, cycles=1))
     arguments = ["--out", str(tmp_path), "--device", "cpu", "--systems", "vllm", "--kv-slots", "2048"]
-    assert program.main([*arguments, "--budget", "20s"]) == 0
+    assert program([*arguments, "--budget", "20s"]) == 0
     assert "1 points left out, as the budget of 20s would be overrun: call again" in capsys.readouterr().out
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert (
         manifest["points_left_out"] == 1 and manifest["kv_slots"] == 2048 and "earlier_parts" not in manifest
     )  # the steps: 60 s
     rows = (tmp_path / "serving.csv").read_bytes()
-    assert program.main([*arguments, "--budget", "0"]) == 0  # nothing is measured again
+    assert program([*arguments, "--budget", "0"]) == 0  # nothing is measured again
     assert (tmp_path / "serving.csv").read_bytes() == rows
-    assert program.main([*arguments, "--budget", "2h"]) == 0
+    assert program([*arguments, "--budget", "2h"]) == 0
     assert "points left out" not in capsys.readouterr().out.splitlines()[-1]
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["points_left_out"] == 0 and [part["points_left_out"] for part in manifest["earlier_parts"]] == [
@@ -278,7 +278,7 @@ def test_the_program_measures_goes_on_and_says_what_it_left_out(tmp_path, monkey
 def test_what_the_program_cannot_do_it_says_before_any_work(tmp_path, monkeypatch, arguments, named):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=named):
-        program.main(["--out", str(tmp_path / "new"), *arguments])
+        program(["--out", str(tmp_path / "new"), *arguments])
     assert not (tmp_path / "new").exists()
 
 
@@ -286,4 +286,4 @@ def test_two_programs_do_not_measure_into_one_folder(tmp_path):
     from repro.harness.store import locked
 
     with locked(tmp_path / ".lock", wait=False, about="the other one"), pytest.raises(UserError, match="the other one"):
-        program.main(["--out", str(tmp_path), "--device", "cpu"])
+        program(["--out", str(tmp_path), "--device", "cpu"])

@@ -1,34 +1,37 @@
-"""`make bench`: what is measured on a GPU, and that its absence is said and is no failure."""
+"""`make bench`: what is measured on a GPU, that its absence is said and is no failure; each benchmark's options."""
 
+import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
 
-from repro.bench import simulator as bench
+from repro import cli
+from repro.bench import processes
+from repro.bench.catalogue import BENCHMARKS
+from repro.report import paper
 from repro.setup.environment import ROOT
 
 
 @pytest.fixture
 def started(monkeypatch):
-    """The commands that were started; those of a module in `fails` end with its status."""
+    """The commands that were started; those of a benchmark in `fails` end with its status."""
     commands, fails = [], {}
 
     def run(command, **options):
         commands.append((command, options))
-        return SimpleNamespace(returncode=fails.get(command[2], 0))
+        return SimpleNamespace(returncode=fails.get(command[4], 0))
 
-    monkeypatch.setattr(bench, "subprocess", SimpleNamespace(run=run))
-    monkeypatch.setattr(bench.doctor, "probe_torch", dict)
-    monkeypatch.setattr(bench.doctor, "probe_driver", dict)
+    monkeypatch.setattr(processes, "subprocess", SimpleNamespace(run=run))
+    monkeypatch.setattr(processes.doctor, "probe_torch", dict)
+    monkeypatch.setattr(processes.doctor, "probe_driver", dict)
     return commands, fails
 
 
 def test_without_a_gpu_nothing_is_started_and_the_reason_is_said(started, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(bench.doctor, "why_no_gpu", lambda facts: "no NVIDIA driver")
-    assert bench.measure_gpu(tmp_path) == 0
+    monkeypatch.setattr(processes.doctor, "why_no_gpu", lambda facts: "no NVIDIA driver")
+    assert processes.measure_gpu(tmp_path) == 0
     assert started[0] == []
     said = capsys.readouterr().out
     assert "kernels, end_to_end, serving: not measured (no NVIDIA driver)" in said
@@ -37,30 +40,110 @@ def test_without_a_gpu_nothing_is_started_and_the_reason_is_said(started, monkey
 def test_on_a_gpu_each_program_writes_a_folder_afresh_and_a_failure_does_not_stop_the_others(
     started, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(bench.doctor, "why_no_gpu", lambda facts: None)
+    monkeypatch.setattr(processes.doctor, "why_no_gpu", lambda facts: None)
     commands, fails = started
-    fails |= {"repro.bench.end_to_end": 3, "repro.bench.serving": 2}
+    fails |= {"end_to_end": 3, "serving": 2}
     old = tmp_path / "serving" / "serving.csv"
     old.parent.mkdir()
     old.write_text("rows of an earlier call")
-    assert bench.measure_gpu(tmp_path) == 3
+    assert processes.measure_all(tmp_path) == 3
     assert not old.exists()
-    assert [command[:5] for command, _ in commands] == [
-        [sys.executable, "-m", module, "--out", str(tmp_path / name)]
-        for name, module in (
-            ("kernels", "repro.bench.kernels"),
-            ("end_to_end", "repro.bench.end_to_end"),
-            ("serving", "repro.bench.serving"),
-        )
+    assert [command[:7] for command, _ in commands] == [
+        [sys.executable, "-m", "repro", "bench", name, "--out", str(tmp_path / name)]
+        for name in ("simulator", "kernels", "end_to_end", "serving")
     ]
-    assert {options["cwd"] for _, options in commands} == {ROOT}  # one of them reads a file of the project
+    assert {options["cwd"] for _, options in commands} == {ROOT}
 
 
-@pytest.mark.parametrize("name", bench.ON_GPU)
+@pytest.mark.parametrize("name", processes.ON_GPU)
 def test_the_programs_take_the_arguments_that_they_are_given(name, tmp_path):
-    module, *arguments = bench.ON_GPU[name]
-    assert find_spec(module) is not None
+    assert name in BENCHMARKS
     told = subprocess.run(
-        [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "repro", "bench", name, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    assert all(argument in told for argument in ["--out", *arguments] if argument.startswith("--"))
+    assert all(option in told for option in ["--out", *processes.ON_GPU[name]] if option.startswith("--"))
+
+
+# Every benchmark
+
+OPTIONS = {
+    "simulator": [],
+    "kernels": ["--contender"],
+    "end_to_end": ["--model", "--dtype", "--runs", "--passes", "--requests", "--lengths", "--plain"],
+    "serving": ["--device", "--model", "--dtype", "--kv-slots", "--systems"],
+    "beams": ["--model", "--device", "--dtype", "--kv-gib", "--prompts", "--steps"],
+    "anchors": [],
+}
+
+
+def help_of(capsys, *arguments):
+    with pytest.raises(SystemExit) as caught:
+        cli.main([*arguments, "--help"])
+    assert caught.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_every_benchmark_is_listed_with_what_it_measures(capsys):
+    listed = " ".join(help_of(capsys, "bench").split())
+    assert set(OPTIONS) == set(BENCHMARKS)
+    for name, description in BENCHMARKS.items():
+        assert f" {name} {description.help}" in listed
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_benchmark_has_the_common_options_and_its_own(name, capsys):
+    told = help_of(capsys, "bench", name)
+    for option in ("--out", "--budget", "--only", "--also-code", "--commit", *OPTIONS[name]):
+        assert f"  {option}" in told
+    listed = " ".join(told.split())
+    assert all(kind in listed for kind in (*BENCHMARKS[name].kinds, *BENCHMARKS[name].unasked))
+    options = cli._parser().parse_args(["bench", name])
+    assert options.only == BENCHMARKS[name].kinds and options.benchmark is BENCHMARKS[name]
+
+
+def test_naming_benchmarks_imports_nothing_heavy():
+    program = (
+        "import sys; from repro import cli; cli._parser()\n"
+        "assert not {'torch', 'numpy', 'pandas', 'transformers'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, env=os.environ)
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["kernels"], "no CUDA GPU here, and bench kernels needs one"),
+        (["end_to_end"], "no CUDA GPU here, and bench end_to_end needs one"),
+        (["end_to_end", "--runs", "12:orca"], "unknown system 'orca'"),
+        (["end_to_end", "--lengths", "none.csv"], "none.csv is not there; name a CSV file"),
+        (["beams", "--kv-gib", "0"], "kv_gib = 0.0 must be positive"),
+        (["simulator", "--budget", "soon"], "budget 'soon' is no length of time"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_in_one_line_and_leaves_nothing(arguments, said, tmp_path, monkeypatch, capsys):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cli.main(["bench", *arguments, "--out", str(tmp_path / "new")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("repro: ") and error.count("\n") == 1 and said in error
+    assert not (tmp_path / "new").exists()
+
+
+def test_anchors_are_solved_recorded_and_printed_as_the_profile_holds_them(tmp_path, monkeypatch, capsys):
+    from repro.bench import anchors
+
+    calls = []
+    monkeypatch.setattr(anchors, "solve_anchor", lambda *point: calls.append(point) or 1.234)
+    monkeypatch.setattr(anchors, "Parallel", lambda n_jobs: lambda jobs: [job[0](*job[1]) for job in jobs])
+    splits = anchors.context_splits()
+    for _ in range(2):  # the second call has nothing left to solve
+        assert cli.main(["calibrate", "--out", str(tmp_path), "--only", "opt-175b"]) == 0
+        said = capsys.readouterr().out.splitlines()
+        for panel in ("opt-175b/sharegpt", "opt-175b/alpaca"):
+            assert f"  {panel}: {{{', '.join(f'{split}: 1.23' for split in splits)}}}" in said
+    assert calls == [
+        (panel, split, *paper.points("fig12", panel, "vllm")[0])
+        for panel in paper.figure("fig12")
+        if panel.startswith("opt-175b")
+        for split in splits
+    ]

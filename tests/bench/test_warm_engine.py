@@ -23,9 +23,8 @@ from repro.simulate.step_times import StepTimes
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from repro.bench.serving import calibrate, generate, plan  # noqa: E402
-from repro.bench.serving import warm_engine as bench_module  # noqa: E402
-from repro.bench.serving.warm_engine import Bench, Durations, IdleClock  # noqa: E402
+from repro.bench.serving import calibrate, generate, warm_engine  # noqa: E402
+from repro.bench.serving.warm_engine import Durations, IdleClock, WarmEngine  # noqa: E402
 from repro.llm import models  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -45,8 +44,8 @@ def tiny():
 
 
 @pytest.fixture(scope="module")
-def bench():
-    return Bench(tiny(), 2048, "cpu", "float32", MAX_LEN)
+def warm():
+    return WarmEngine(tiny(), 2048, "cpu", "float32", MAX_LEN)
 
 
 def serve_all(engine, batch):
@@ -81,7 +80,7 @@ class Saving(Observer):
     ],
     ids=str,
 )
-def test_the_real_engine_decides_as_the_simulator_and_every_output_is_as_long_as_the_trace_says(bench, changes):
+def test_the_real_engine_decides_as_the_simulator_and_every_output_is_as_long_as_the_trace_says(warm, changes):
     """All requests are there at the start, so no decision depends on time: step for step the same batches and
     blocks."""
     asked = Load(
@@ -92,51 +91,51 @@ def test_the_real_engine_decides_as_the_simulator_and_every_output_is_as_long_as
     for real in (True, False):
         watched, blocks = Durations(), Saving()
         if real:
-            manager, batch = bench.prepare(asked)
+            manager, batch = warm.prepare(asked)
         else:
-            manager, batch = asked.manager_on(bench.deployment), asked.requests
+            manager, batch = asked.manager_on(warm.deployment), asked.requests
             if asked.stored_prefix_tokens:
                 manager.store_prefix(load.PREFIX, asked.stored_prefix_tokens)
-        scheduler = Scheduler(manager, asked.system_on(bench.deployment).scheduler)
-        executor = bench.executor if real else OneByOne(constant(0.01), asked.parents)
+        scheduler = Scheduler(manager, asked.system_on(warm.deployment).scheduler)
+        executor = warm.executor if real else OneByOne(constant(0.01), asked.parents)
         serve_all(Engine(scheduler, executor, IdleClock() if real else VirtualClock(), [watched, blocks]), batch[few])
-        bench.executor.flush()
+        warm.executor.flush()
         seen.append((watched.outputs, blocks.seen, scheduler.num_preemptions))
     assert seen[0] == seen[1] and len(seen[0][0]) > 40
     assert seen[0][2] > 0 or asked.preemption is None
-    finished = bench.executor.finished
+    finished = warm.executor.finished
     assert {key: [len(one.tokens) for one in state.sequences] for key, state in finished.items()} == {
         request.request_id: [request.output_tokens] * asked.n for request in batch[few]
     }
 
 
 @pytest.mark.parametrize("rate", [None, 40.0])
-def test_a_measured_row_has_what_a_prediction_has_and_the_state_of_the_machine(bench, rate):
+def test_a_measured_row_has_what_a_prediction_has_and_the_state_of_the_machine(warm, rate):
     asked = Load("vllm", "alpaca", rate, 0.1, 0.5, n=2 if rate is None else 1, max_model_len=MAX_LEN)
-    found = bench.measure(asked)
-    assert predict(asked, bench.deployment, constant(0.01)).keys() <= found.keys()
+    found = warm.measure(asked)
+    assert predict(asked, warm.deployment, constant(0.01)).keys() <= found.keys()
     assert found["evidence"] == "measured" and found["device"] == "CPU" and found["wrong_lengths"] == 0
     assert found["tokens_per_s"] > 0 and sum(found[piece] for piece in PIECES) == pytest.approx(1)
     assert found["seconds"] >= 0.4 and found["host_share"] == 0.0 and found["watts"] is None
 
 
-def test_a_wrong_length_is_noticed(bench, monkeypatch):
-    flush = bench.executor.flush
+def test_a_wrong_length_is_noticed(warm, monkeypatch):
+    flush = warm.executor.flush
 
     def one_more():
         flush()
-        next(iter(bench.executor.finished.values())).sequences[0].tokens.append(0)
+        next(iter(warm.executor.finished.values())).sequences[0].tokens.append(0)
 
-    monkeypatch.setattr(bench.executor, "flush", one_more)
-    assert bench.measure(Load("vllm", "alpaca", None, 0.0, 0.4, max_model_len=MAX_LEN))["wrong_lengths"] == 1
+    monkeypatch.setattr(warm.executor, "flush", one_more)
+    assert warm.measure(Load("vllm", "alpaca", None, 0.0, 0.4, max_model_len=MAX_LEN))["wrong_lengths"] == 1
 
 
-def test_a_host_that_hardly_ever_waits_for_the_gpu_is_the_limit_and_idle_time_is_waiting(bench, monkeypatch):
-    monkeypatch.setattr(bench, "on_gpu", True)  # a CPU is never waited for
-    monkeypatch.setattr(bench_module, "subprocess", SimpleNamespace(run=missing, SubprocessError=OSError))
-    busy = bench.measure(Load("vllm", "alpaca", None, 0.0, 0.2, max_model_len=MAX_LEN))
+def test_a_host_that_hardly_ever_waits_for_the_gpu_is_the_limit_and_idle_time_is_waiting(warm, monkeypatch):
+    monkeypatch.setattr(warm, "on_gpu", True)  # a CPU is never waited for
+    monkeypatch.setattr(warm_engine, "subprocess", SimpleNamespace(run=missing, SubprocessError=OSError))
+    busy = warm.measure(Load("vllm", "alpaca", None, 0.0, 0.2, max_model_len=MAX_LEN))
     assert busy["mark"] == "client-bound" and busy["host_share"] == 1.0 and busy["sm_mhz"] is None
-    idle = bench.measure(Load("vllm", "alpaca", 2.0, 0.0, 1.0, max_model_len=MAX_LEN))
+    idle = warm.measure(Load("vllm", "alpaca", 2.0, 0.0, 1.0, max_model_len=MAX_LEN))
     assert idle["mark"] == "too short" and 0 < idle["host_share"] < 0.9
 
 
@@ -155,23 +154,23 @@ def test_the_clock_knows_how_long_there_was_nothing_to_do():
 def test_the_state_of_a_gpu_is_read_or_none(monkeypatch):
     said, asked = SimpleNamespace(stdout="1965, 3201, 59, 657.25\n"), []
     run = lambda command, **options: asked.append(command) or said  # noqa: E731
-    monkeypatch.setattr(bench_module, "subprocess", SimpleNamespace(run=run, SubprocessError=OSError))
-    assert bench_module.gpu_state("0a1b") == {"sm_mhz": 1965.0, "memory_mhz": 3201.0, "celsius": 59.0, "watts": 657.25}
+    monkeypatch.setattr(warm_engine, "subprocess", SimpleNamespace(run=run, SubprocessError=OSError))
+    assert warm_engine.gpu_state("0a1b") == {"sm_mhz": 1965.0, "memory_mhz": 3201.0, "celsius": 59.0, "watts": 657.25}
     assert "--id=GPU-0a1b" in asked[0]  # of several GPUs the one that is measured
     said.stdout = "[N/A], 3201, 59, 657.25\n"
-    assert set(bench_module.gpu_state("0a1b").values()) == set(bench_module.gpu_state(None).values()) == {None}
+    assert set(warm_engine.gpu_state("0a1b").values()) == set(warm_engine.gpu_state(None).values()) == {None}
 
 
-def test_recomputation_leaves_the_engine_as_it_was(bench):
-    before = bench.executor
-    found = plan.recompute_row(bench, 32)
-    assert found["block_size"] == 32 and found["seconds"] > 0 and bench.executor is before
-    assert bench.measure(Load("vllm", "alpaca", None, 0.0, 0.1, max_model_len=MAX_LEN))["wrong_lengths"] == 0
+def test_recomputation_leaves_the_engine_as_it_was(warm):
+    before = warm.executor
+    found = calibrate.recompute_row(warm, 32)
+    assert found["block_size"] == 32 and found["seconds"] > 0 and warm.executor is before
+    assert warm.measure(Load("vllm", "alpaca", None, 0.0, 0.1, max_model_len=MAX_LEN))["wrong_lengths"] == 0
 
 
-def test_the_grid_makes_a_table_and_keeps_to_the_pool(bench, monkeypatch):
+def test_the_grid_makes_a_table_and_keeps_to_the_pool(warm, monkeypatch):
     monkeypatch.setattr(calibrate, "CPU_GRID", calibrate.Grid((1, 8, 500), (0, 4, 300), (8, 600), steps=3, cycles=2))
-    rows = list(calibrate.cells(bench))
+    rows = list(calibrate.cells(warm))
     assert {(row["seqs"], row["prompt_tokens"]) for row in rows} == {(1, 0), (8, 0), (0, 8), (4, 8)}
     for row in rows[:4]:  # two contexts each; the mean over the steps that count
         assert row["seconds"] > 0 and row["context_tokens"] / row["seqs"] > calibrate.SHORT_CONTEXT
@@ -183,10 +182,10 @@ def test_the_grid_makes_a_table_and_keeps_to_the_pool(bench, monkeypatch):
 def test_a_pool_of_any_size_gives_a_table_without_holes(monkeypatch, slots):
     """Cells that a pool cannot hold are left out, but never a part of a row: the table could not be used then, nor
     mended."""
-    cell = lambda bench, count, prompt, cycles: calibrate._row(count, prompt, 10.0, 0.01)  # noqa: E731
+    cell = lambda warm, count, prompt, cycles: calibrate._row(count, prompt, 10.0, 0.01)  # noqa: E731
     monkeypatch.setattr(calibrate, "_mixed", cell)
     monkeypatch.setattr(
-        calibrate, "_decode", lambda bench, count, context, steps: calibrate._row(count, 0, 10.0 * context, 0.01)
+        calibrate, "_decode", lambda warm, count, context, steps: calibrate._row(count, 0, 10.0 * context, 0.01)
     )
     for on_gpu, limit in ((True, 2048), (False, MAX_LEN)):
         deployment = Deployment(MODELS["opt-125m"], DEVICES["a100-40gb"], 1, slots)
@@ -205,42 +204,37 @@ def test_a_pool_of_any_size_gives_a_table_without_holes(monkeypatch, slots):
 
 def test_another_block_size_gives_the_first_pools_memory_back():
     """A card that holds the paper's pool once need not hold it twice."""
-    bench = Bench(tiny(), 512, "cpu", "float32", MAX_LEN)
-    bench.measure(Load("vllm", "alpaca", None, 0.0, 0.1, max_model_len=MAX_LEN))
-    first = [
-        weakref.ref(bench.executor),
-        weakref.ref(bench.executor.store),
-        weakref.ref(bench.executor.store.caches[0]),
-    ]
+    warm = WarmEngine(tiny(), 512, "cpu", "float32", MAX_LEN)
+    warm.measure(Load("vllm", "alpaca", None, 0.0, 0.1, max_model_len=MAX_LEN))
+    first = [weakref.ref(warm.executor), weakref.ref(warm.executor.store), weakref.ref(warm.executor.store.caches[0])]
     assert (
-        bench.measure(Load("vllm", "alpaca", None, 0.0, 0.1, max_model_len=MAX_LEN, block_size=32))["wrong_lengths"]
-        == 0
+        warm.measure(Load("vllm", "alpaca", None, 0.0, 0.1, max_model_len=MAX_LEN, block_size=32))["wrong_lengths"] == 0
     )
-    assert [reference() for reference in first] == [None] * 3 and bench.executor.manager.block_size == 32
+    assert [reference() for reference in first] == [None] * 3 and warm.executor.manager.block_size == 32
 
 
 def test_a_pool_whose_graphs_could_not_be_made_is_not_taken_for_ready(monkeypatch):
-    bench = Bench(tiny(), 512, "cpu", "float32", MAX_LEN)
-    monkeypatch.setattr(bench, "on_gpu", True)
-    monkeypatch.setattr(bench_module.torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(bench, "_warm_up", lambda longest: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
+    warm = WarmEngine(tiny(), 512, "cpu", "float32", MAX_LEN)
+    monkeypatch.setattr(warm, "on_gpu", True)
+    monkeypatch.setattr(warm_engine.torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(warm, "_warm_up", lambda: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
     for _ in range(2):  # not even at the second attempt
         with pytest.raises(UserError, match="out of GPU memory for graphs of a pool of blocks of 32"):
-            bench.use_blocks(32)
-    monkeypatch.setattr(bench, "_warm_up", lambda longest: None)
-    bench.use_blocks(32)
-    assert bench.executor.manager.block_size == 32
+            warm.use_blocks(32)
+    monkeypatch.setattr(warm, "_warm_up", lambda: None)
+    warm.use_blocks(32)
+    assert warm.executor.manager.block_size == 32
 
 
-def test_generate_counts_only_the_tokens_that_were_asked_for(bench, monkeypatch):
+def test_generate_counts_only_the_tokens_that_were_asked_for(warm, monkeypatch):
     nothing = SimpleNamespace(
         synchronize=lambda: None, empty_cache=lambda: None, mem_get_info=lambda: (generate.SPARE_BYTES, 0)
     )
     monkeypatch.setattr(generate.torch, "cuda", nothing)
     made = []
     monkeypatch.setattr(generate, "_run", lambda model, prompts, new_tokens: made.append((list(prompts), new_tokens)))
-    small = replace(bench.loaded.config, max_model_len=MAX_LEN)
-    fake = SimpleNamespace(deployment=bench.deployment, loaded=replace(bench.loaded, config=small), device_name="GPU")
+    small = replace(warm.loaded.config, max_model_len=MAX_LEN)
+    fake = SimpleNamespace(deployment=warm.deployment, loaded=replace(warm.loaded, config=small), device_name="GPU")
     assert not generate.fits(fake)
     found = generate.generate_row(fake, "alpaca")
     trace = Load("vllm", "alpaca", None, 0.0, 1.0).trace

@@ -35,13 +35,13 @@ def test_block_allocator_agrees_with_reference_counts_and_a_stack(num_blocks: in
             for block in expected:
                 counts[block] = 1
         elif action == "s" and used:
-            allocator.share(used[index % len(used)], count)
+            allocator.share([used[index % len(used)]], count)
             counts[used[index % len(used)]] += count
         elif action == "r" and used:
-            allocator.release(used[index % len(used)])
+            allocator.release([used[index % len(used)]])
             drop(used[index % len(used)])
         elif action == "R":
-            allocator.release_many(used)
+            allocator.release(used)
             for block in used:
                 drop(block)
         assert allocator.ref_counts == counts
@@ -57,9 +57,9 @@ def test_block_allocator_refuses_what_would_corrupt_it() -> None:
     second = allocator.allocate()
     with pytest.raises(IndexError):
         allocator.allocate()
-    allocator.release(second)
+    allocator.release([second])
     with pytest.raises(ValueError, match="freed twice"):
-        allocator.release(second)
+        allocator.release([second])
     with pytest.raises(ValueError, match="cannot be shared"):
-        allocator.share(second)
+        allocator.share([second])
     assert allocator.allocate() == second  # freed last, used first

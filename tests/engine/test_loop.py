@@ -324,7 +324,7 @@ def test_the_wall_clock_is_read_not_moved(monkeypatch: pytest.MonkeyPatch) -> No
     assert [(outcome.first_token_s, outcome.finish_s) for outcome in outcomes] == [(0.625, 0.75), (2.125, 2.25)]
     assert fake.slept == [0.5, 0.125, 0.125, 1.25, 0.125, 0.125]
     clock = WallClock()
-    clock.spend(5.0)
+    clock.spend([5.0])
     clock.wait_until(-1.0)
     assert clock.now == 0.0
 

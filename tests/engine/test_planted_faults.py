@@ -14,6 +14,7 @@ from fuzz import fault, first_failure, smallest
 from repro.engine.memory import CacheOp, ContiguousKVCacheManager, OpKind, PagedKVCacheManager
 from repro.engine.memory.block_allocator import BlockAllocator
 from repro.engine.memory.buddy import BuddyAllocator
+from repro.engine.running import RunningSet
 from repro.engine.scheduler import Scheduler, SchedulerOutput
 from repro.engine.sequence import Sequence, SequenceGroup
 
@@ -56,7 +57,7 @@ def a_block_is_free_although_others_refer_to_it(monkeypatch: pytest.MonkeyPatch)
                 self.ref_counts[block] = 0
                 self._free.append(block)
 
-    monkeypatch.setattr(BlockAllocator, "release_many", release)
+    monkeypatch.setattr(BlockAllocator, "release", release)
 
 
 @planted
@@ -64,7 +65,7 @@ def a_fork_does_not_count_its_references(monkeypatch: pytest.MonkeyPatch) -> Non
     fork = PagedKVCacheManager.fork
 
     def forked(self: PagedKVCacheManager, *arguments: object) -> list[CacheOp]:
-        share, self.gpu.share = self.gpu.share, lambda block, holders=1: None
+        share, self.gpu.share = self.gpu.share, lambda blocks, holders=1: None
         try:
             return fork(self, *arguments)
         finally:
@@ -76,7 +77,7 @@ def a_fork_does_not_count_its_references(monkeypatch: pytest.MonkeyPatch) -> Non
 @planted
 def the_last_block_of_a_sequence_is_never_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     def free(self: PagedKVCacheManager, seq: Sequence) -> None:
-        self.gpu.release_many(self._tables.pop(seq)[:-1])
+        self.gpu.release(self._tables.pop(seq)[:-1])
 
     monkeypatch.setattr(PagedKVCacheManager, "free_sequence", free)
 
@@ -96,13 +97,13 @@ def every_request_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @planted
 def a_diverged_group_shares_its_whole_prompt_when_it_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = PagedKVCacheManager._layout
+    layout = PagedKVCacheManager.layout
 
     def shared(self: PagedKVCacheManager, group: SequenceGroup, num_tokens: int) -> tuple[int, int, int]:
         prefix, common, own = layout(self, group, num_tokens)
         return (prefix, common + 1, own - 1) if own else (prefix, common, own)
 
-    monkeypatch.setattr(PagedKVCacheManager, "_layout", shared)
+    monkeypatch.setattr(PagedKVCacheManager, "layout", shared)
 
 
 # Swapping
@@ -176,23 +177,19 @@ def copies_that_wait_for_the_next_iteration_are_lost(monkeypatch: pytest.MonkeyP
 
 @planted
 def the_earliest_is_driven_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    preempt = Scheduler._preempt
-
-    def earliest(self: Scheduler, victim: SequenceGroup, *others: object) -> None:
-        preempt(self, min(self.running, key=lambda group: group.request.request_id), *others)
-
-    monkeypatch.setattr(Scheduler, "_preempt", earliest)
+    earliest = property(lambda self: min(self, key=lambda group: group.request.request_id))
+    monkeypatch.setattr(RunningSet, "latest", earliest)
 
 
 @planted
 def a_short_request_overtakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    admit = Scheduler._admit
+    admit = Scheduler.admit
 
     def shortest_first(self: Scheduler, output: SchedulerOutput) -> None:
         self.waiting = type(self.waiting)(sorted(self.waiting, key=lambda group: group.request.output_tokens))
         admit(self, output)
 
-    monkeypatch.setattr(Scheduler, "_admit", shortest_first)
+    monkeypatch.setattr(Scheduler, "admit", shortest_first)
 
 
 @planted
@@ -210,47 +207,38 @@ def requests_start_while_others_are_swapped_out(monkeypatch: pytest.MonkeyPatch)
 
 @planted
 def a_preempted_request_loses_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    preempt = Scheduler._preempt
+    preempt = Scheduler.preempt
 
-    def lossy(self: Scheduler, victim: SequenceGroup, *others: object) -> None:
-        preempt(self, victim, *others)
-        victim.offset += 1
+    def lossy(self: Scheduler, requester: SequenceGroup, output: SchedulerOutput) -> None:
+        preempt(self, requester, output)
+        output.preempted[-1].generated_before -= 1
 
-    monkeypatch.setattr(Scheduler, "_preempt", lossy)
+    monkeypatch.setattr(Scheduler, "preempt", lossy)
 
 
 @planted
 def requests_end_one_token_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Early(dict):
-        def pop(self, iteration: int, *default: object) -> object:
-            return super().pop(iteration + 1, *default) if default == ((),) else super().pop(iteration, *default)
-
-    init = Scheduler.__init__
-
-    def made(self: Scheduler, *arguments: object) -> None:
-        init(self, *arguments)
-        self._finish_at = Early()
-
-    monkeypatch.setattr(Scheduler, "__init__", made)
+    ending = RunningSet.ending
+    monkeypatch.setattr(RunningSet, "ending", lambda self, iteration: ending(self, iteration + 1))
 
 
 @planted
 def iterations_are_advanced_together_past_the_last_free_block(monkeypatch: pytest.MonkeyPatch) -> None:
     def extend(self: Scheduler, output: SchedulerOutput, max_iterations: int) -> None:
-        output.num_iterations = min(max_iterations, self._next_finish() - self.iteration)
+        output.num_iterations = min(max_iterations, self.running.next_end - self.iteration)
 
     monkeypatch.setattr(Scheduler, "extend", extend)
 
 
 @planted
 def the_queue_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    admit = Scheduler._admit
+    admit = Scheduler.admit
 
     def lazy(self: Scheduler, output: SchedulerOutput) -> None:
         if self.num_preemptions == 0:
             admit(self, output)
 
-    monkeypatch.setattr(Scheduler, "_admit", lazy)
+    monkeypatch.setattr(Scheduler, "admit", lazy)
 
 
 @planted

@@ -291,7 +291,11 @@ def test_a_sequence_that_stops_frees_its_blocks_and_the_last_one_ends_the_group(
     scheduler, group = case.scheduler, case.groups[0]
     first, second, third = group.seqs
     assert scheduler.update(scheduler.schedule(), stopped=[(group, second)]) == [case.groups[1]]
-    assert scheduler.manager.num_free_blocks == 64 - 1 - 2 and scheduler.num_seqs == 2 and group.seqs == [first, third]
+    assert (
+        scheduler.manager.num_free_blocks == 64 - 1 - 2
+        and scheduler.running.num_seqs == 2
+        and group.seqs == [first, third]
+    )
     output = scheduler.schedule()
     assert output.context_tokens == 2 * 6
     assert scheduler.update(output, stopped=[(group, first), (group, third)]) == [group]
@@ -401,7 +405,7 @@ class Watchful(Shadow):
             exhausted = limit is not None and used + self._cost(head, length) > limit
             self.seen["exhausted"] += exhausted
             in_batch = scheduler.config.batching is Batching.REQUEST and output.decodes
-            too_many = scheduler.num_seqs + len(head.seqs) > scheduler.config.max_num_seqs
+            too_many = scheduler.running.num_seqs + len(head.seqs) > scheduler.config.max_num_seqs
             assert in_batch or too_many or exhausted or not self.manager.can_allocate(head, length)
 
     def _cost(self, group: SequenceGroup, length: int) -> int:

@@ -47,10 +47,11 @@ def test_differences_of_bytes_and_of_values(tmp_path: Path) -> None:
     for name, value, cheap in (("a", 1.0, "true"), ("b", 1.0 + 1e-12, "false")):
         folder = tmp_path / name / "smoke" / "one"
         folder.mkdir(parents=True)
-        (folder / "rows.csv").write_text(f"system,latency\nvllm,{value!r}\n")
+        (folder / "runs.csv").write_text(f"system,latency\nvllm,{value!r}\n")
+        (folder / "manifest.json").write_text('{"tables": {"runs": {"keys": ["system"]}}}')
         (folder / "one.json").write_text(f'{{"rows_hash": "1", "cheap": {cheap}}}')
-    assert determinism.differences(tmp_path / "a", tmp_path / "b", close=False) == ["smoke/one/rows.csv"]
+    assert determinism.differences(tmp_path / "a", tmp_path / "b", close=False) == ["smoke/one/runs.csv"]
     assert determinism.differences(tmp_path / "a", tmp_path / "b", close=True) == []
-    (tmp_path / "b" / "smoke" / "one" / "rows.csv").write_text("system,latency\nvllm,1.00000001\n")
-    (told,) = determinism.differences(tmp_path / "a", tmp_path / "b", close=True)
-    assert told.startswith("one: latency: 1 -> 1")
+    (tmp_path / "b" / "smoke" / "one" / "runs.csv").write_text("system,latency\nvllm,1.00000001\n")
+    (line,) = determinism.differences(tmp_path / "a", tmp_path / "b", close=True)
+    assert line.startswith("one, runs: latency: 1 -> 1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -12,9 +13,16 @@ from hypothesis import strategies as st
 
 from repro.cli import main
 from repro.engine.errors import UserError
-from repro.harness.diff import compare, first_difference
-from repro.harness.rows import rows_csv
-from repro.harness.runs import kept_runs, read_rows
+from repro.harness.diff import Difference, first_difference
+from repro.harness.diff import compare as compare_by
+from repro.harness.runs import kept_runs
+from repro.harness.tables import Rows, csv_of, read_table
+
+KEYS = ("system", "rate", "seed")
+
+
+def compare(a: pd.DataFrame, b: pd.DataFrame) -> Difference:
+    return compare_by(a, b, KEYS)
 
 
 def table(**changes: object) -> pd.DataFrame:
@@ -28,8 +36,8 @@ def table(**changes: object) -> pd.DataFrame:
 
 def test_equal_runs_do_not_differ_in_whatever_order() -> None:
     found = compare(table(), table().sample(frac=1, random_state=1))
-    assert found.none and found.matched == 18 and found.keys == ["system", "rate", "seed"]
-    assert compare(table(), table(latency=table()["latency"] * (1 + 1e-12))).none  # another type of processor
+    assert not found and found.matched == 18
+    assert not compare(table(), table(latency=table()["latency"] * (1 + 1e-12)))  # another type of processor
 
 
 def test_what_moved_is_measured_by_the_seeds() -> None:
@@ -46,22 +54,22 @@ def test_what_moved_is_measured_by_the_seeds() -> None:
     assert alone.spread is None and alone.beyond and "one seed" in str(alone)
 
 
-def test_rows_and_columns_without_counterpart_are_told() -> None:
+def test_rows_and_columns_without_counterpart_are_named() -> None:
     found = compare(table(), table().query("rate < 4").assign(extra=1).drop(columns="preemptions"))
     assert found.matched == 12 and not found.moved
-    assert found.told == [
+    assert found.unmatched == [
         "column preemptions is only in A",
         "column extra is only in B",
         "6 rows only in A, the first with system=orca-max, rate=4.0, seed=0",
     ]
 
 
-def test_texts_that_change_are_told_and_do_not_tear_rows_apart() -> None:
-    (told,) = compare(table(), table(evidence="measured")).told
-    assert told.startswith("evidence differs in 18 rows, the first 'modelled' -> 'measured'")
+def test_texts_that_change_are_named_and_do_not_tear_rows_apart() -> None:
+    (line,) = compare(table(), table(evidence="measured")).unmatched
+    assert line.startswith("evidence differs in 18 rows, the first 'modelled' -> 'measured'")
     assert compare(table(), table(trace_hash="x")).matched == 18
     flipped = table(ok=[True] * 18), table(ok=[False] + [True] * 16 + [False])
-    assert compare(*flipped).told[0].startswith("ok differs in 2 rows")
+    assert compare(*flipped).unmatched[0].startswith("ok differs in 2 rows")
 
 
 def test_a_value_that_appears_has_moved() -> None:
@@ -77,7 +85,7 @@ def test_whatever_is_changed_is_found_and_nothing_else(order: list[int], rows: s
     other.loc[sorted(rows), "latency"] += change
     found = compare(table(), other.iloc[order])
     expected = {f"system={other['system'][row]}, rate={other['rate'][row]}" for row in rows}
-    assert {moved.where for moved in found.moved} == expected and not found.told
+    assert {moved.where for moved in found.moved} == expected and not found.unmatched
 
 
 def test_the_first_difference_is_named() -> None:
@@ -90,28 +98,35 @@ def test_the_first_difference_is_named() -> None:
 
 def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
     rows = table(text=["nan", "NA", "", "1e3", "é"] + ["x"] * 13, none=None)
-    (tmp_path / "rows.csv").write_bytes(rows_csv(rows))
-    assert rows_csv(read_rows(tmp_path / "rows.csv")) == rows_csv(rows)
+    (tmp_path / "x.csv").write_bytes(csv_of(rows))
+    assert csv_of(read_table(tmp_path / "x.csv")) == csv_of(rows)
 
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Results, figures of the same rows, and a commit with others."""
+
+    def keep(folder: Path, stem: str, rows: pd.DataFrame, about: dict[str, object], manifest: str, prefix: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        tables = Rows({"runs": rows}, {"runs": KEYS})
+        files = tables.write(folder, prefix)
+        described = {name: {**entry, "file": files[name]} for name, entry in tables.described().items()}
+        (folder / manifest).write_text(json.dumps({"experiment": stem, "tables": described, **about}))
+
     for stem in ("one", "two"):
-        (tmp_path / "results" / stem).mkdir(parents=True)
-        (tmp_path / "results" / stem / "rows.csv").write_bytes(rows_csv(table()))
-    (tmp_path / "figures").mkdir()
-    (tmp_path / "results" / "one" / "manifest.json").write_text('{"parameters": {"seeds": [0]}, "code_hash": "1"}')
-    sidecar = '{"rows": "%s.csv", "parameters": {"seeds": [0, 1]}, "code_hash": "2"}'
-    for name, stem in (("one_a", "one"), ("one_b", "one"), ("two", "two"), ("gone", "gone"), ("up", "../results/x")):
-        (tmp_path / "figures" / f"{name}.json").write_text(sidecar % stem)
+        about = {"parameters": {"seeds": [0]}, "code_hash": "1"}
+        keep(tmp_path / "results" / stem, stem, table(), about, "manifest.json", "")
+        for name in (f"{stem}_a", f"{stem}_b"):
+            about = {"parameters": {"seeds": [0, 1]}, "code_hash": "2"}
+            keep(tmp_path / "figures", stem, table(latency=1.0), about, f"{name}.json", f"{stem}.")
+    gone = {"experiment": "gone", "tables": {"runs": {"file": "gone.runs.csv", "keys": list(KEYS)}}}
+    (tmp_path / "figures" / "gone.json").write_text(json.dumps(gone))
     (tmp_path / "figures" / "claims.json").write_text("[]")
-    for stem in ("one", "two"):
-        (tmp_path / "figures" / f"{stem}.csv").write_bytes(rows_csv(table(latency=1.0)))
     git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@y"]
     for command in (["init", "-q"], ["add", "figures"], ["commit", "-q", "-m", "x"]):
         subprocess.run([*git, *command], check=True)
-    (tmp_path / "figures" / "two.csv").write_bytes(rows_csv(table()))
+    keep(tmp_path / "figures", "two", table(), about, "two_a.json", "two.")
+    keep(tmp_path / "figures", "two", table(), about, "two_b.json", "two.")
     monkeypatch.setenv("REPRO_ROOT", str(tmp_path))
     monkeypatch.delenv("REPRO_FIGURES_DIR", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -120,24 +135,27 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_runs_are_files_folders_and_commits(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert set(kept_runs("results")) == set(kept_runs("figures")) == set(kept_runs("HEAD")) == {"one", "two"}
-    assert set(kept_runs("results/one")) == set(kept_runs("results/one/rows.csv")) == {"one"}
+    assert set(kept_runs("results/one")) == set(kept_runs("results/one/runs.csv")) == {"one"}
     assert main(["diff", "results", "results"]) == 0
     assert capsys.readouterr().out == "2 of 2 experiments are the same to 1e-09\n"
     assert main(["diff", "HEAD", "figures", "--lines", "2"]) == 1
     output = capsys.readouterr().out
-    assert "two: 18 rows matched by system, rate, seed; 6 numbers moved, 6 of them by more" in output
+    assert "two, runs: 18 rows matched by system, rate, seed; 6 numbers moved, 6 of them by more" in output
     assert "    and 4 more" in output and "1 of 2 experiments are the same" in output
     assert "parameter" not in output
     assert main(["diff", "results", "figures"]) == 1
     assert "  parameter seeds: [0] -> [0, 1]\n  computed by other code\n" in capsys.readouterr().out
-    assert main(["diff", "figures/one.csv", "results/two/rows.csv"]) == 1
+    assert main(["diff", "figures/one.runs.csv", "results/two/runs.csv"]) == 1
     assert main(["diff", "results", "results/one"]) == 1
     assert "two: only in results\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b'a,b\n1,2,3\n"'])
 def test_a_file_that_holds_no_rows_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "rows.csv").write_bytes(content)
-    with pytest.raises(UserError, match="rows.csv cannot be read as rows") as caught:
-        kept_runs(str(tmp_path / "rows.csv"))
-    assert "\n" not in str(caught.value)
+    about = {"experiment": "x", "tables": {"runs": {"keys": ["a"]}}}
+    (tmp_path / "manifest.json").write_text(json.dumps(about))
+    (tmp_path / "runs.csv").write_bytes(content)
+    for named in (tmp_path, tmp_path / "runs.csv"):
+        with pytest.raises(UserError, match="runs.csv cannot be read as rows") as caught:
+            kept_runs(str(named))
+        assert "\n" not in str(caught.value)

@@ -17,8 +17,8 @@ from fake_project import FakeProject
 from repro import hashing
 from repro.engine.errors import UserError
 from repro.harness import experiment, store
-from repro.harness.rows import rows_csv, rows_hash
 from repro.harness.store import PointStore
+from repro.harness.tables import Rows, csv_of, tables_hash
 from repro.harness.workers import PointError
 from repro.hashing import sha256_file
 from repro.report.embedding import read_embedded
@@ -40,12 +40,12 @@ def test_rows_come_in_the_order_of_the_points_whoever_computes_them(
 ) -> None:
     monkeypatch.setenv("JOBS", "2")
     project.open(sleep=0.01).rows()
-    csv = project.folder / "results" / "custom" / "tiny" / "rows.csv"
+    csv = project.folder / "results" / "custom" / "tiny" / "runs.csv"
     by_two = csv.read_bytes()
     for path in point_files(project):
         path.unlink()
     monkeypatch.setenv("JOBS", "1")
-    rows = project.open(sleep=0.01).rows()
+    rows = project.open(sleep=0.01).rows()["runs"]
     assert csv.read_bytes() == by_two
     assert list(zip(rows["rate"], rows["seed"], strict=True)) == [
         (3.0, 0),
@@ -56,7 +56,7 @@ def test_rows_come_in_the_order_of_the_points_whoever_computes_them(
         (2.0, 1),
     ]
     assert list(rows.columns)[:4] == ["evidence", "device", "seed", "trace_hash"]  # as the study gives them
-    assert rows_hash(rows) == sha256_file(csv)
+    assert project.open(sleep=0.01).rows().hash() == tables_hash({"runs": sha256_file(csv)})
     assert by_two.splitlines()[1] == b"exact,none,0,,3.0,0.30000000000000004"
 
 
@@ -64,14 +64,14 @@ def test_finished_points_are_never_computed_again(project: FakeProject) -> None:
     first = project.open().rows()
     assert project.calls() == ALL
     again = project.open().rows()
-    assert project.calls() == [] and again.equals(first)
+    assert project.calls() == [] and again["runs"].equals(first["runs"])
     project.open(seeds=[1, 2]).rows()
     assert project.calls() == ["1.0 2", "2.0 2", "3.0 2"]
-    assert len(project.open("smoke").rows()) == 3 and project.calls() == []
+    assert len(project.open("smoke").rows()["runs"]) == 3 and project.calls() == []
 
 
 def test_equal_points_count_once(project: FakeProject) -> None:
-    assert len(project.open(rates=[1, 1.0], seeds=[0]).rows()) == 1
+    assert len(project.open(rates=[1, 1.0], seeds=[0]).rows()["runs"]) == 1
 
 
 @pytest.mark.parametrize("damage", ["truncated", "edited", "exchanged", "empty", "not JSON", "nested"])
@@ -91,7 +91,7 @@ def test_damaged_results_are_computed_again_and_never_used(project: FakeProject,
         }[damage]
     )
     rows = project.open().rows()
-    assert len(project.calls()) == 1 and rows.equals(before) and path.read_text() != ""
+    assert len(project.calls()) == 1 and rows["runs"].equals(before["runs"]) and path.read_text() != ""
     assert PointStore(path.parent).read(path.stem) is not None
 
 
@@ -105,7 +105,7 @@ def test_editing_what_computes_recomputes_and_editing_what_draws_does_not(projec
     assert project.calls() == []
     project.edit_study("SLOPE = 0.1", "SLOPE = 0.2")  # a constant that only the helper of the point's function uses
     rows = project.open().rows()
-    assert project.calls() == ALL and rows["latency"].iloc[0] == pytest.approx(0.6)
+    assert project.calls() == ALL and rows["runs"]["latency"].iloc[0] == pytest.approx(0.6)
 
 
 def test_a_data_file_counts_by_content_not_by_name(project: FakeProject, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_point_that_fails_is_named_and_the_others_are_kept(
 def test_a_run_killed_at_any_moment_resumes(project: FakeProject, monkeypatch: pytest.MonkeyPatch) -> None:
     script = project.folder / "go.py"
     script.write_text(
-        "from repro import experiment\n"
+        "from repro.harness import experiment\n"
         "if __name__ == '__main__':\n    experiment.open('tiny', overrides={'sleep': 0.4}).rows()\n"
     )
     monkeypatch.setenv("JOBS", "2")
@@ -186,11 +186,13 @@ def test_measurements_run_with_nothing_beside_them(project: FakeProject, monkeyp
 
 def test_two_runs_at_once_do_no_harm(project: FakeProject) -> None:
     script = project.folder / "go.py"
-    script.write_text("from repro import experiment\nif __name__ == '__main__':\n    experiment.open('tiny').rows()\n")
+    script.write_text(
+        "from repro.harness import experiment\nif __name__ == '__main__':\n    experiment.open('tiny').rows()\n"
+    )
     runs = [subprocess.Popen([sys.executable, str(script)], env={**os.environ, "JOBS": "1"}) for _ in range(2)]
     assert [run.wait(timeout=120) for run in runs] == [0, 0]
     project.calls()
-    assert len(project.open().rows()) == 6 and project.calls() == []
+    assert len(project.open().rows()["runs"]) == 6 and project.calls() == []
 
 
 def test_a_folder_that_cannot_be_written_is_named_before_any_work(
@@ -210,7 +212,7 @@ def test_a_full_disk_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.
 
     path = tmp_path / "kept.json"
     hashing.write_atomically(path, b"old")
-    monkeypatch.setattr(store.os, "fsync", full)
+    monkeypatch.setattr(hashing.os, "fsync", full)
     with pytest.raises(UserError, match="No space left on device"):
         hashing.write_atomically(path, b"new")
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
@@ -219,12 +221,21 @@ def test_a_full_disk_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.
 def test_rows_hold_plain_values_only() -> None:
     import numpy as np
 
-    rows = store.check_rows({"a": np.int64(3), "b": np.float32(0.5), "c": np.bool_(True), "d": None, "e": "text"})
-    assert rows == [{"a": 3, "b": 0.5, "c": True, "d": None, "e": "text"}]
-    assert [type(value) for value in rows[0].values()] == [int, float, bool, type(None), str]
+    returned = {"a": np.int64(3), "b": np.float32(0.5), "c": np.bool_(True), "d": None, "e": "text"}
+    tables = store.check_tables(returned, "t")
+    assert tables == {"t": [{"a": 3, "b": 0.5, "c": True, "d": None, "e": "text"}]}
+    assert [type(value) for value in tables["t"][0].values()] == [int, float, bool, type(None), str]
+    assert store.check_tables({"t": [returned, returned], "u": returned, "v": []}, None) == {
+        "t": 2 * tables["t"],
+        "u": tables["t"],
+        "v": [],
+    }
     for bad in (3, [3], {"a": [1]}, {"a": float("inf")}, {1: 2}, {"a": np.zeros(3)}):
         with pytest.raises((TypeError, ValueError)):
-            store.check_rows(bad)
+            store.check_tables(bad, "t")
+    for bad in ([returned], {"t": 3}, {1: returned}, returned):
+        with pytest.raises(TypeError):
+            store.check_tables(bad, None)
 
 
 def test_figures_have_equal_bytes_for_equal_rows_and_say_what_they_show(project: FakeProject) -> None:
@@ -232,27 +243,30 @@ def test_figures_have_equal_bytes_for_equal_rows_and_say_what_they_show(project:
     rows = run.rows()
     run.draw(rows)
     files = sorted((project.folder / "figures").iterdir())
-    assert [path.name for path in files] == ["tiny.csv", "tiny.json", "tiny.png", "tiny.svg"]
+    assert [path.name for path in files] == ["tiny.json", "tiny.png", "tiny.runs.csv", "tiny.svg"]
     before = [path.read_bytes() for path in files]
     for path in files:
         path.unlink()
     project.open().draw(project.open().rows())
     assert [path.read_bytes() for path in files] == before
-    png, svg = map(read_embedded, files[2:])
+    png, svg = map(read_embedded, (files[1], files[3]))
     assert png == svg
-    assert files[0].read_bytes() == rows_csv(rows)
-    sidecar = json.loads(files[1].read_bytes())
-    assert sidecar == {**png, "rows": "tiny.csv", "cheap": True, "parameters": sidecar["parameters"]}
+    assert files[2].read_bytes() == csv_of(rows["runs"])
+    sidecar = json.loads(files[0].read_bytes())
+    table = {"file": "tiny.runs.csv", "rows": 6, "keys": ["rate", "seed"], "sha256": sha256_file(files[2])}
+    assert sidecar == {**png, "tables": {"runs": table}, "cheap": True, "parameters": sidecar["parameters"]}
     assert sidecar["parameters"]["rates"] == [3.0, 1.0, 2.0]
-    assert png["rows_hash"] == rows_hash(rows) and png["evidence"] == ["exact"] and png["devices"] == ["none"]
+    assert png["rows_hash"] == rows.hash() and png["evidence"] == ["exact"] and png["devices"] == ["none"]
     assert {name: png[name] for name in run.hashes()} == run.hashes()
     manifest = json.loads(run.manifest_path.read_bytes())
     assert manifest["figures"] == {"tiny": png["rows_hash"]} and manifest["points"] == 6
     assert manifest["computed_by"][0]["python"] == ".".join(map(str, sys.version_info[:3]))
 
-    run.draw(rows[rows["seed"] == 0])  # other rows: it says so, and claims no code
-    assert read_embedded(files[2])["rows_hash"] != png["rows_hash"]
-    assert read_embedded(files[2])["code_hash"] is None
+    run.draw(
+        Rows({"runs": rows["runs"][rows["runs"]["seed"] == 0]}, rows.keys_of)
+    )  # other rows: it says so, and claims no code
+    assert read_embedded(files[1])["rows_hash"] != png["rows_hash"]
+    assert read_embedded(files[1])["code_hash"] is None
 
 
 @pytest.mark.parametrize(
@@ -271,7 +285,7 @@ def test_only_the_committed_parameters_at_paper_scale_write_to_figures(
     run.draw(run.rows())
     run.judge(run.rows())
     where = project.folder / ("figures" if variant == "paper" else f"results/{variant}/figures")
-    names = ["claims.json", "tiny.csv", "tiny.json", "tiny.png", "tiny.svg"]
+    names = ["claims.json", "tiny.json", "tiny.png", "tiny.runs.csv", "tiny.svg"]
     assert sorted(path.name for path in where.iterdir()) == names
     assert (project.folder / "figures").exists() is (variant == "paper")
 

@@ -27,6 +27,7 @@ from repro.cli import main
 from repro.engine.errors import UserError
 from repro.harness import experiment, notebook
 from repro.harness.store import locked
+from repro.harness.workers import left_in_flight
 from repro.setup.environment import ROOT
 
 
@@ -71,13 +72,27 @@ def test_a_command_killed_again_and_again_ends_with_the_same_bytes(project: Fake
     computed += project.calls()
     assert 6 <= len(computed) <= 6 + 2  # a kill costs at most the point that was in flight
     where = project.folder / "results" / "custom"
-    names = ("tiny/rows.csv", "figures/tiny.png", "figures/tiny.svg", "figures/tiny.csv", "figures/claims.json")
+    names = ("tiny/runs.csv", "figures/tiny.png", "figures/tiny.svg", "figures/tiny.runs.csv", "figures/claims.json")
     resumed = {name: (where / name).read_bytes() for name in names}
     shutil.rmtree(project.folder / "results")
     run = project.open(sleep=0.3)
     run.draw(run.rows())
     run.judge(run.rows())
     assert {name: (where / name).read_bytes() for name in names} == resumed
+
+
+def test_what_killed_runs_were_computing_is_said_in_one_short_line(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    assert left_in_flight(tmp_path) == ""
+    many = [f"tiny: one(x={number}, y='{'z' * 40}')" for number in range(7)]
+    for labels, end in ((["tiny: one(x=0)"], "one(x=0)"), (many, " ... (7 points)")):
+        left = [tmp_path / f".in-flight.{process}.json" for process in (gone.pid, os.getpid())]
+        for path in left:
+            path.write_text(json.dumps(labels))
+        found = left_in_flight(tmp_path)
+        assert found.startswith("tiny: one(x=0") and found.endswith(end) and len(found) < 120
+        assert [path.exists() for path in left] == [False, True]
 
 
 def test_a_kernel_that_crashes_is_explained(project: FakeProject, capfd: pytest.CaptureFixture[str]) -> None:
@@ -188,13 +203,13 @@ def test_a_disk_that_fills_up(
     with pytest.raises(UserError, match="cannot write to the folder .*No space left on device; free space there"):
         run.rows()
     kept = sorted((small_disk / "results" / "tiny" / "points").glob("[0-9a-f]*.json"))
-    assert 1 <= len(kept) < 6 and all(json.loads(path.read_bytes())["rows"] for path in kept)
+    assert 1 <= len(kept) < 6 and all(json.loads(path.read_bytes())["tables"]["runs"] for path in kept)
     assert main(["run", "tiny"]) == 2
     message = capfd.readouterr().err.splitlines()[-1]
     assert message.startswith("repro: cannot ") and "space" in message
     filler.unlink()
     project.calls()
-    assert len(project.open().rows()) == 6 and len(project.calls()) == 6 - len(kept)
+    assert len(project.open().rows()["runs"]) == 6 and len(project.calls()) == 6 - len(kept)
 
 
 def test_a_closed_folder_for_figures_is_named_before_any_work(
@@ -254,7 +269,7 @@ def test_nothing_but_the_manifests_date_is_read_off_a_clock_that_can_jump() -> N
                     "date.today",
                 ):
                     found.append((path.name, name))
-    assert found == [("provenance.py", "datetime.now")]
+    assert found == [("machine.py", "datetime.now")]
 
 
 def test_a_set_up_waits_for_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +277,7 @@ def test_a_set_up_waits_for_another_one(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
     program = (
-        "import sys, time; from pathlib import Path; from repro import bootstrap\n"
+        "import sys, time; from pathlib import Path; from repro.setup import bootstrap\n"
         "bootstrap.ROOT = Path(sys.argv[1])\n"
         "with bootstrap.one_at_a_time(): print('held', flush=True); time.sleep(0.7); Path(sys.argv[1], 'done').touch()"
     )
@@ -281,5 +296,5 @@ def test_points_are_safe_where_there_are_no_locks(project: FakeProject, monkeypa
 
     monkeypatch.setattr(fcntl, "flock", none)
     with locked(project.folder / "x.lock", wait=False), locked(project.folder / "x.lock", wait=False):
-        assert len(experiment.open("tiny").rows()) == 6
+        assert len(experiment.open("tiny").rows()["runs"]) == 6
     assert hashing.leftovers(project.folder) == []

@@ -131,11 +131,27 @@ def test_definitions_may_refer_to_one_another() -> None:
 
 
 def test_imports_inside_a_notebook_function_lead_to_the_projects_code() -> None:
-    space = cell("def f():\n    from repro import config\n    return config\n\ndef g():\n    return 1\n")
+    space = cell("def f():\n    from repro import hashing\n    return hashing\n\ndef g():\n    return 1\n")
     assert identify(space["f"], {}).code != identify(space["g"], {}).code
-    collector = keys._Collector(sources.Sources())
-    collector.describe(space["f"], "function")
-    assert ("repro", "config") in collector._roots
+    assert ("repro", "hashing") in roots_of(space["f"])
+
+
+def roots_of(value: Any) -> set[tuple[str, str]]:
+    collector = keys._Collector()
+    collector.describe(value, "value")
+    return collector.roots
+
+
+def test_of_a_module_that_a_notebook_imports_only_what_is_used_counts() -> None:
+    source = "import repro\nimport repro.hashing as h\ndef f():\n    return repro.serve, h.read_json\n"
+    assert roots_of(cell(source)["f"]) == {("__main__", "f"), ("repro", "serve"), ("repro.hashing", "read_json")}
+    source = "import repro\ndef f():\n    return getattr(repro, 'serve')\n"
+    assert ("repro", "*") in roots_of(cell(source)["f"])
+
+
+def test_annotations_of_arguments_lead_nowhere() -> None:
+    source = "from repro.hashing import read_json\ndef f(x: read_json) -> read_json:\n    return x\n"
+    assert roots_of(cell(source)["f"]) == {("__main__", "f")}
 
 
 class Colour(enum.Enum):
@@ -197,7 +213,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small package in place of ours: an engine with data, a study, and what only drawing needs."""
     folder = tmp_path / "repro"
     files = {
-        "__init__.py": "",
+        "__init__.py": "_NAMES = {'run': ('repro.engine.core', 'run'), 'pen': ('repro.draw', 'pen')}\nVERSION = 1\n",
         "engine/__init__.py": "from .core import run\n",
         "engine/core.py": "from repro import units\n\ndef run(x):\n    import repro.lazy\n    return x\n",
         "engine/data/costs.yaml": "a: 1\n",
@@ -210,7 +226,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "paper/curves.json": "{}",
         "studies/__init__.py": "",
         "studies/one.py": "from typing import TYPE_CHECKING\nfrom repro import draw as pen\n"
-        "from repro.engine.loop import run\nif TYPE_CHECKING:\n    from repro import paper\n"
+        "from repro.engine import run\nif TYPE_CHECKING:\n    from repro import paper\n"
         "RATE = 2\nBINS = 9\n"
         "def points(params):\n    return [compute]\n\ndef compute(x):\n    return run(x) * RATE\n\n"
         "def draw(rows, params):\n    return pen, BINS\n",
@@ -227,16 +243,45 @@ def code(root: tuple[str, str] = ("repro.studies.one", "compute")) -> str:
 
 
 def test_the_computing_code_is_what_the_points_function_reaches(package: Path) -> None:
-    reached = sources.Sources().reached(frozenset({("repro.studies.one", "compute")}))
-    assert set(reached) == {
+    reached = sources.Sources().reached({("repro.studies.one", "compute")})
+    assert {module for module, _ in reached} == {
         "repro",
-        "repro.engine.loop",
-        "repro.engine.loop.core",
+        "repro.engine",
+        "repro.engine.core",
         "repro.units",
         "repro.lazy",
         "repro.studies",
         "repro.studies.one",
     }
+    names = {name for module, name in reached if module == "repro.studies.one"}
+    assert names == {"", "compute", "run", "RATE"}
+
+
+def test_a_name_that_the_package_offers_lazily_counts_as_what_it_stands_for(package: Path) -> None:
+    reached = sources.Sources().reached({("repro", "run")})
+    assert ("repro.engine.core", "*") in reached and "repro.draw" not in {module for module, _ in reached}
+    assert {"repro.engine.core", "repro.draw"} <= {module for module, _ in sources.Sources().reached({("repro", "*")})}
+
+
+@pytest.mark.parametrize(
+    "imported, used",
+    [
+        ("from repro.studies.two import shared", "shared"),
+        ("from repro.studies import two", "two.shared"),
+        ("import repro.studies.two as other", "other.shared"),
+        ("from .two import shared as its", "its"),
+    ],
+)
+def test_studies_follow_one_another_by_name(package: Path, imported: str, used: str) -> None:
+    one, two = (package / "studies" / name for name in ("one.py", "two.py"))
+    two.write_text("from repro import draw\nSTEP = 1\ndef shared():\n    return STEP\ndef draw():\n    return draw\n")
+    one.write_text(f"{imported}\n" + one.read_text().replace("* RATE", f"* RATE * {used}()"))
+    before = code()
+    (package / "draw.py").write_text("import os\n")
+    two.write_text(two.read_text().replace("return draw", "return None"))
+    assert code() == before
+    two.write_text(two.read_text().replace("STEP = 1", "STEP = 2"))
+    assert code() != before
 
 
 @pytest.mark.parametrize(
@@ -255,6 +300,9 @@ def test_the_computing_code_is_what_the_points_function_reaches(package: Path) -
         ("studies/one.py", "BINS = 9", "BINS = 8", False),
         ("studies/one.py", "[compute]", "[compute, compute]", False),
         ("studies/one.py", "import draw as pen", "import fonts as pen", False),
+        ("studies/one.py", "def compute(x):", "def compute(x: pen) -> pen:", True),  # its text, not what it names
+        ("__init__.py", "VERSION = 1", "VERSION = 2", False),
+        ("__init__.py", "'repro.draw'", "'repro.fonts'", False),
     ],
 )
 def test_edits_change_the_code_hash_only_if_they_can_change_a_result(
@@ -292,8 +340,14 @@ def test_a_broken_source_file_is_named_with_its_line(package: Path) -> None:
 def test_the_real_package_can_be_read_whole() -> None:
     folder = Path(repro.__file__).parent
     names = {"repro." + ".".join(path.relative_to(folder).with_suffix("").parts) for path in folder.rglob("*.py")}
-    roots = frozenset((name.removesuffix(".__init__"), "") for name in names)
-    assert {"repro.harness.keys", "repro.harness.sources"} <= set(sources.Sources().reached(roots))
+    reached = sources.Sources().reached((name.removesuffix(".__init__"), "*") for name in names)
+    assert {("repro.harness.keys", "*"), ("repro.harness.sources", "*")} <= set(reached)
+
+
+@pytest.mark.parametrize("name", repro.__all__)
+def test_every_name_of_the_face_leads_to_the_module_that_has_it(name: str) -> None:
+    reached = sources.Sources().reached({("repro", name)})
+    assert {("repro", name), (repro._NAMES[name][0], "*")} <= set(reached)
 
 
 SNIPPET = r"""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,12 +15,12 @@ from typing import Any, ClassVar
 import pytest
 import test_bad_input
 import test_cli
+import test_embedding
 import test_environment
 import test_experiment
 import test_interruption
 import test_parameters
 import test_plotting
-import test_provenance
 import yaml
 from fake_project import FakeProject
 
@@ -60,11 +59,11 @@ def files_are_written_in_place(patch: pytest.MonkeyPatch) -> None:
         with open(path, "wb") as file:
             file.write(content)
             try:
-                store.os.fsync(file.fileno())
+                hashing.os.fsync(file.fileno())
             except OSError as error:
                 raise UserError(f"{error}") from error
 
-    patch.setattr(store, "write_atomically", write)
+    patch.setattr(hashing, "write_atomically", write)
 
 
 @planted(
@@ -73,7 +72,7 @@ def files_are_written_in_place(patch: pytest.MonkeyPatch) -> None:
     )
 )
 def keys_forget_the_code(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(keys._Collector, "code", lambda self: "")
+    patch.setattr(keys.Sources, "_digest", lambda self, roots: "")
 
 
 @planted(lambda project, folder, patch: test_experiment.test_a_data_file_counts_by_content_not_by_name(project, folder))
@@ -90,7 +89,7 @@ def the_first_fault_ends_the_run(patch: pytest.MonkeyPatch) -> None:
     def compute(tasks: list[runner.Task], kept: store.PointStore, *others: object) -> None:
         for task in tasks:
             try:
-                kept.write(task.key, store.check_rows(task.function(**task.arguments)), task.about)
+                kept.write(task.key, store.check_tables(task.function(**task.arguments), task.table), task.about)
             except ZeroDivisionError as error:
                 raise runner.PointError(str(error)) from error
 
@@ -114,7 +113,7 @@ def a_full_disk_passes_the_notebook_as_it_is(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted(
-    lambda project, folder, patch: test_provenance.test_figures_have_equal_bytes_and_give_back_what_they_carry(
+    lambda project, folder, patch: test_embedding.test_figures_have_equal_bytes_and_give_back_what_they_carry(
         "svg", folder
     )
 )
@@ -151,14 +150,12 @@ def verify_does_not_compute_again(patch: pytest.MonkeyPatch) -> None:
 
 @planted(verified(test_cli.test_verify_names_the_first_thing_that_was_changed))
 def verify_does_not_read_the_rows(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        verify, "sha256_file", lambda path: json.loads(path.parent.joinpath("tiny.json").read_bytes())["rows_hash"]
-    )
+    patch.setattr(verify, "_hash_beside", lambda path, about: about.get("rows_hash"))
 
 
 @planted(lambda project, folder, patch: modelled_and_measured())
 def a_modelled_series_is_drawn_as_if_measured(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(plotting._LINE, "modelled", plotting._LINE["measured"])
+    patch.setitem(plotting.LINE, "modelled", plotting.LINE["measured"])
 
 
 def modelled_and_measured() -> None:
@@ -184,13 +181,13 @@ def a_name_that_is_too_long_passes_the_command_line(patch: pytest.MonkeyPatch) -
 
 @planted(lambda project, folder, patch: test_bad_input.is_handled(["run", "tiny", "-p", "sedes=[1]"], project))
 def unknown_parameters_are_let_through_with_a_file_left_behind(patch: pytest.MonkeyPatch) -> None:
-    def check(params_class: type, given: dict[str, object], source: str) -> dict[str, object]:
+    def make(cls: type[parameters.Parameters], file: object, scale: str, given: dict[str, object]) -> object:
         if "sedes" in given:
             experiment.paths.root().joinpath("half").touch()
             raise UserError("no")
-        return dict(given)
+        return parameters.make_parameters(cls, file, scale, given)
 
-    patch.setattr(experiment, "check_parameters", check)
+    patch.setattr(experiment, "make_parameters", make)
 
 
 @planted(lambda project, folder, patch: test_environment.test_the_hub_is_asked_only_on_request(None, True))

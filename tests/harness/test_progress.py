@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 
-from repro.harness import progress
+from repro.harness import notebook, progress
 from repro.harness.progress import Progress, duration
 
 
@@ -37,13 +38,16 @@ def test_lines_come_every_few_seconds_and_time_left_follows_the_costs(clock: lis
     line.advance(1.0)
     line.show()
     line.close()
-    assert stream.getvalue().splitlines() == [
+    start, *lines = re.split("[\r\n]+", stream.getvalue())
+    assert start == "" and [line.rstrip() for line in lines] == [
         "fig: 6/10 points, 3.0 s elapsed, time left not known yet",
         "fig: 7/10 points, 6.0 s elapsed, about 6.0 s left",
         "fig: 8/10 points, 9.0 s elapsed, about 3.0 s left",
         "fig: 8/10 points, 12 s elapsed, about 4.0 s left",
         "fig: 10/10 points, 4 computed in 12 s",
+        "",
     ]
+    assert stream.getvalue().count("\n") == 1 and stream.getvalue().endswith("\n")  # one line, redrawn
 
 
 def test_a_terminal_line_is_redrawn_in_place(clock: list[float]) -> None:
@@ -55,7 +59,31 @@ def test_a_terminal_line_is_redrawn_in_place(clock: list[float]) -> None:
     line.close()
     *redrawn, last = stream.getvalue().split("\r")[1:]
     assert len(redrawn) == 5 and not any("\n" in text for text in redrawn)
-    assert last == "fig: 0/2 points, 2 missing\x1b[K\n"
+    assert re.fullmatch(r"fig: 0/2 points, 2 missing +\n", last) and len(last) > len(max(redrawn, key=len))
+
+
+TEXTS = ("\rfig: 1/3 points", "\rfig: 2/3 points  ", "\ra table\n", "\rfig: 3/3 points", "\n", "another line\n")
+
+
+def test_a_log_has_whole_lines_and_one_a_minute_of_a_line_that_is_redrawn(clock: list[float]) -> None:
+    stream = Stream(live=False)
+    echo = notebook._Echo("fig: ", stream)
+    for text in TEXTS:
+        echo.write(text)
+    assert stream.getvalue() == "fig: 3/3 points\n"
+    clock[0] += 61
+    echo.write("\rfig: 4/9 points")
+    echo.write("\rfig: 5/9 points")
+    assert stream.getvalue() == "fig: 3/3 points\nfig: 4/9 points\n"
+
+
+def test_a_terminal_shows_what_the_notebook_says_at_once() -> None:
+    stream = Stream(live=True)
+    echo = notebook._Echo("fig: ", stream)
+    for text in TEXTS:
+        echo.write(text)
+    lines = [f"\rfig: {number}/3 points\x1b[K" for number in (1, 2, 3)]
+    assert stream.getvalue() == "".join(lines) + lines[-1] + "\n"
 
 
 @pytest.mark.parametrize(

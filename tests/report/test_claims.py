@@ -13,6 +13,7 @@ from repro.engine.errors import UserError
 from repro.report import claims, paper
 from repro.report.claims import Claim, Judgement, Rule, Verdict, judge_entry
 from repro.report.claims.arithmetic import COMPUTE
+from repro.report.claims.compare import COLOR, written
 from repro.report.claims.rules import at, leaves, worst
 
 CLAIMS = claims.load()
@@ -304,6 +305,92 @@ def test_bugs_and_broken_files_are_refused(tmp_path):
     (tmp_path / "claims.json").write_text("[{]")
     with pytest.raises(UserError, match="delete it"):
         claims.record([], "x", tmp_path)
+
+
+# Claims beside ours
+
+JUDGED = [
+    Judgement("waste-under-4-percent", 3.2, "replayed", [3.1, 3.4]),
+    Judgement("fig16-shared-prefix", {"1-shot-80": 1.5}, "modelled", {"1-shot-80": [1.4, 1.6]}),
+    Judgement("swap-bounded-by-gpu", True, "replayed"),
+]
+
+
+def test_the_comparison_has_a_line_for_each_key():
+    table = claims.compare(JUDGED)
+    first, one, five, flag = table.to_dict("records")
+    assert first | {"deviation_percent": 0} == {
+        "claim": "waste-under-4-percent",
+        "key": "",
+        "paper": 4,
+        "ours": 3.2,
+        "interval": (3.1, 3.4),
+        "deviation_percent": 0,
+        "verdict": "reproduced",
+        "evidence": "replayed",
+    }
+    assert first["deviation_percent"] == pytest.approx(-20)
+    paper_value = CLAIMS["fig16-shared-prefix"].value["1-shot-80"]
+    assert (one["key"], one["interval"]) == ("1-shot-80", (1.4, 1.6))
+    assert one["deviation_percent"] == pytest.approx(100 * (1.5 / paper_value - 1))
+    assert (five["key"], five["verdict"], five["ours"], five["evidence"]) == ("5-shot-341", "not run", None, None)
+    assert math.isnan(five["deviation_percent"])
+    assert (flag["ours"], flag["verdict"]) == (True, "reproduced")
+
+
+def test_judgements_and_the_ledger_compare_alike(tmp_path):
+    claims.record(JUDGED, "x", tmp_path)
+    ledger = claims.compare(claims.read(tmp_path))
+    assert len(ledger) == sum(len(list(leaves(claim.value))) for claim in CLAIMS.values())
+    ours = claims.compare(JUDGED).set_index(["claim", "key"])
+    assert ledger.set_index(["claim", "key"]).loc[ours.index].equals(ours)
+
+
+def test_items_of_a_list_count_from_one_and_a_quorum_covers_its_keys():
+    claim = next(claim for claim in CLAIMS.values() if any(isinstance(part, list) for part in parts(claim.value)))
+    assert any("(1)" in key for key in claims.compare([Judgement(claim.id, claim.value, "exact")])["key"])
+    curves = CLAIMS["fig12-curves"]
+    table = claims.compare([Judgement(curves.id, curves.value, "modelled")])
+    assert set(table[table["key"].str.startswith("crossings")]["verdict"]) == {"reproduced"}
+
+
+def parts(tree):
+    return [tree, *(part for item in (tree.values() if isinstance(tree, dict) else []) for part in parts(item))]
+
+
+def test_the_table_shows_what_people_write_and_colours_the_verdicts():
+    text = claims.style(claims.compare(JUDGED)).to_html()
+    for shown in ("3.1 … 3.4", "-20.0 %", "holds", "–", f"color: {COLOR[Verdict.NOT_RUN]}"):
+        assert shown in text, shown
+    assert "nan" not in text.lower() and "None" not in text
+    assert claims.style(claims.compare(JUDGED)).to_html() == text
+
+
+def test_a_judgement_that_fits_no_claim_is_not_compared():
+    with pytest.raises(ValueError, match="no key 'orca-min'"):
+        claims.compare([Judgement("fig2-token-states", {"orca-min": 20.0}, "replayed")])
+    with pytest.raises(KeyError):
+        claims.compare([Judgement("no-such-claim", 1, "exact")])
+
+
+def test_nothing_judged_is_an_empty_table():
+    assert list(claims.compare([]).columns) == list(claims.compare(JUDGED).columns)
+    assert claims.style(claims.compare([])).to_html()
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (405239, "405,239"),
+        (12345.6, "12,346"),
+        (0.123456, "0.12346"),
+        (3.0, "3"),
+        ("OPT", "OPT"),
+        (False, "does not hold"),
+    ],
+)
+def test_values_are_written_for_people(value, text):
+    assert written(value) == text
 
 
 # The arithmetic

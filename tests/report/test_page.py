@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 
 import pytest
@@ -10,8 +11,10 @@ from matplotlib.figure import Figure
 from repro.engine.errors import UserError
 from repro.report import claims, embedding, page
 from repro.report.claims import Judgement
+from repro.report.page import Description
 
 VOID = {"meta", "img", "input", "br"}
+EXPERIMENTS = {"fig01_memory": Description("Sums & shares", {"fig01_memory": "Fig. 1: <weights> and K/V."})}
 
 
 class Checked(HTMLParser):
@@ -51,6 +54,7 @@ def folders(tmp_path, monkeypatch):
     about = {"experiment": "fig01_memory", "evidence": ["modelled"], "devices": ["a100-2023"], "scale": "smoke"}
     for file_format in embedding.FIGURE_FORMATS:
         (figures / f"fig01_memory.{file_format}").write_bytes(embedding.figure_bytes(figure, file_format, about))
+    (figures / "fig01_memory.json").write_text(json.dumps(about))
     machine = {
         "commit": "0123456789abcdef",
         "uncommitted_changes": True,
@@ -62,13 +66,13 @@ def folders(tmp_path, monkeypatch):
         "utc": "2026-01-02T03:04:05+00:00",
     }
     (results / "fig01_memory" / "manifest.json").write_text(
-        json.dumps({"title": "Sums & shares", "points": 16, "seconds_of_computing": 1.5, "computed_by": [machine]})
+        json.dumps({"points": 16, "seconds_of_computing": 1.5, "computed_by": [machine]})
     )
     return figures, results
 
 
 def test_the_page_is_well_formed_and_every_local_link_leads_somewhere(folders):
-    path = page.build(*folders)
+    path = page.build(*folders, EXPERIMENTS)
     checked = Checked(path.read_text())
     assert len(checked.ids) == len(set(checked.ids))
     for link in checked.links:
@@ -79,16 +83,17 @@ def test_the_page_is_well_formed_and_every_local_link_leads_somewhere(folders):
 
 
 def test_it_needs_no_network(folders):
-    text = page.build(*folders).read_text()
+    text = page.build(*folders, EXPERIMENTS).read_text()
     fetched = re.findall(r'(?:src|@import|url\()\s*=?\s*"?([^")\s]+)', text)
     assert fetched and not [source for source in fetched if "//" in source]
     assert "<link" not in text
 
 
 def test_it_shows_figures_verdicts_machines_and_all_claims(folders):
-    text = page.build(*folders).read_text()
+    text = page.build(*folders, EXPERIMENTS).read_text()
     for part in (
         "Sums &amp; shares",
+        "Fig. 1: &lt;weights&gt; and K/V.",
         "modelled · a100-2023 · scale smoke",
         "a &lt; b &amp; c",
         "3.1 … 3.4",
@@ -104,29 +109,42 @@ def test_it_shows_figures_verdicts_machines_and_all_claims(folders):
     assert text.count('<tr id="claim-') == 81
 
 
+def test_kept_figures_need_no_results(folders):
+    shutil.rmtree(folders[1])
+    text = page.build(*folders, EXPERIMENTS).read_text()
+    Checked(text)
+    for part in ("Sums &amp; shares", "modelled · a100-2023 · scale smoke", "figures were kept from earlier runs"):
+        assert part in text, part
+
+
+def test_an_experiment_without_a_description_goes_by_its_name(folders):
+    text = page.build(*folders, {}).read_text()
+    assert "<h3>fig01_memory</h3>" in text and 'alt="fig01_memory"' in text
+
+
 def test_notebooks_are_linked_only_where_they_exist(folders):
     figures, results = folders
-    assert '"../results/fig01_memory/fig01_memory.ipynb"' in page.build(*folders).read_text()
+    assert '"../results/fig01_memory/fig01_memory.ipynb"' in page.build(*folders, EXPERIMENTS).read_text()
     (results / "fig01_memory" / "fig01_memory.ipynb").unlink()
-    text = page.build(*folders).read_text()
+    text = page.build(*folders, EXPERIMENTS).read_text()
     assert "../results/fig01_memory" not in text and '"../notebooks/fig01_memory.ipynb"' in text
 
 
 def test_equal_inputs_give_equal_bytes(folders):
-    first = page.build(*folders).read_bytes()
-    assert page.build(*folders).read_bytes() == first
+    first = page.build(*folders, EXPERIMENTS).read_bytes()
+    assert page.build(*folders, EXPERIMENTS).read_bytes() == first
 
 
 def test_figures_of_nobody_are_shown_as_such(folders):
     (folders[0] / "stray.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
     (folders[0] / "stray.png").write_bytes(b"")
-    text = page.build(*folders).read_text()
+    text = page.build(*folders, EXPERIMENTS).read_text()
     Checked(text)
     assert "Other figures" in text and "no provenance" in text
 
 
 def test_an_empty_checkout_has_a_page_too(tmp_path):
-    text = page.build(tmp_path / "figures", tmp_path / "results").read_text()
+    text = page.build(tmp_path / "figures", tmp_path / "results", {}).read_text()
     Checked(text)
     assert "make reproduce" in text and "<b>81</b> not run" in text
 
@@ -134,4 +152,4 @@ def test_an_empty_checkout_has_a_page_too(tmp_path):
 def test_a_broken_manifest_is_named(folders):
     (folders[1] / "fig01_memory" / "manifest.json").write_text("{")
     with pytest.raises(UserError, match="manifest.json is not valid JSON"):
-        page.build(*folders)
+        page.build(*folders, EXPERIMENTS)

@@ -194,8 +194,11 @@ def test_a_python_that_is_too_old_is_told_so(
     error = capsys.readouterr().err
     assert "Python 99.1 or newer is needed" in error
     assert error.count("\n") == 1
-    for name in ("__init__", "bootstrap", "environment"):  # what it must parse before it can be told
-        ast.parse((ROOT / "repro" / f"{name}.py").read_text(encoding="utf-8"), feature_version=(3, 6))
+    for name in ("__init__", "setup/__init__", "setup/bootstrap", "setup/environment"):  # what it runs before that
+        tree = ast.parse((ROOT / "repro" / f"{name}.py").read_text(encoding="utf-8"), feature_version=(3, 6))
+        for node in ast.walk(tree):
+            evaluated = getattr(node, "returns", None) or (isinstance(node, ast.arg) and node.annotation) or None
+            assert isinstance(evaluated, (ast.Name, ast.Constant, type(None))), f"{name}: {ast.unparse(node)}"
 
 
 def test_a_python_without_ensurepip_names_the_package_to_install(

@@ -4,7 +4,9 @@ import dataclasses
 import json
 import random
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +14,9 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import repro.simulate.beams
-from repro.bench.beams import batches, parents_of, prompts, prompts_hash, record
+from repro.bench.beams import Beams, batches, parents_of, prompts, prompts_hash
+from repro.bench.rows import Recording as Rows
+from repro.bench.run import work_through
 from repro.engine.errors import UserError
 from repro.engine.events import Event
 from repro.engine.sequence import SamplingParams
@@ -172,10 +176,16 @@ def test_a_model_is_recorded_in_batches(tmp_path, capsys):
     """A pool for a few prompts at a time and one for all of them: the same choices, and a file that is read back."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    made = [record(_tiny(num_blocks), {"instruction": 9, "chat": 12}, most=5) for num_blocks in (60, 2000)]
+    made = []
+    for num_blocks in (60, 2000):
+        search = Beams(SimpleNamespace(budget="1h", kv_gib=4.0, prompts=5, model="", dtype="", device=""))
+        search.prepare(_tiny(num_blocks), {"instruction": 9, "chat": 12})
+        rows = Rows(tmp_path, f"beams {num_blocks}", "c")
+        assert work_through(partial(search.steps, rows), rows, 1e9, {}, ("kind",)) == (0, 0)
+        made.append(search.content(Rows(tmp_path, f"beams {num_blocks}", "c")))
     torch.set_num_threads(threads)
     printed = capsys.readouterr().out.splitlines()
-    assert len(printed) > 6 and sum("chat, 6 beams: 5 of 5 prompts, the last 5 in" in line for line in printed) == 1
+    assert len(printed) > 6 and sum("chat/6 beams/12 steps/prompts 0 to 4 " in line for line in printed) == 1
     assert made[0] == made[1]
     path = tmp_path / FILE
     path.write_text(json.dumps(made[0]))

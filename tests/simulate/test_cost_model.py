@@ -86,7 +86,7 @@ def test_every_panel_has_an_anchor_for_every_split_and_no_other_number():
 
 def test_an_anchor_solves_for_the_printed_latency():
     """The panel with the shortest traces; `python -m repro calibrate` does all of them."""
-    solved = solve_anchor("opt-175b/sharegpt", "sequence")
+    solved = solve_anchor("opt-175b/sharegpt", "sequence", *paper.points("fig12", "opt-175b/sharegpt", "vllm")[0])
     assert solved == pytest.approx(a100_2023()["anchors_ms"]["opt-175b/sharegpt"]["sequence"], abs=0.02)
 
 

@@ -34,7 +34,7 @@ def test_lengths_are_uniform_and_prompts_do_not_depend_on_the_spread():
 def test_a_declared_length_fills_the_pool_with_chunks_of_a_power_of_two():
     setup = Setup("contiguous", declared=16384)
     for scheduler, _output in steps(setup, replace(LOAD, warmup_steps=3, steps=3), requests(setup, LOAD, 0)[0]):
-        assert scheduler.num_seqs == 405_239 // 32_768 == 12
+        assert scheduler.running.num_seqs == 405_239 // 32_768 == 12
         needed, free, largest = head(scheduler)
         assert needed == 32_768 and free == largest == 405_239 - 12 * 32_768
 
@@ -66,7 +66,7 @@ def test_a_row_is_what_the_steps_add_up_to():
     setup, slow = SETUPS["paged (equal outputs)"], replace(SMALL, mean_output=300, steps=300)
     row = replay("any", setup, slow, seed=0)
     seen = [
-        (len(scheduler.running), [victim.num_generated(0) for victim in output.preempted], output.iteration)
+        (len(scheduler.running), [victim.generated_before for victim in output.preempted], output.iteration)
         for scheduler, output in steps(setup, slow, requests(setup, slow, 0)[0])
     ]
     assert [iteration for *_, iteration in seen] == list(range(60, 360))

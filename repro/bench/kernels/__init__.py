@@ -1,1 +1,1 @@
-"""Measurements of the paged kernels on a GPU: `python -m repro.bench.kernels --out DIR` (docs/performance.md)."""
+"""Measurements of the paged kernels on a GPU: `python -m repro bench kernels` (docs/performance.md)."""

@@ -1,9 +1,18 @@
-"""Benchmarks of decode and prefill attention. Every output is checked against float32 before it is timed."""
+"""Benchmarks of decode and prefill attention, beside torch's SDPA on contiguous K and V, and plug-ins. Every output is
+checked against float32 before it is timed.
+
+A plug-in is any importable function(q, k_cache, v_cache, block_table, context_lens, scale, max_context_len) -> output,
+in the layout of repro.kernels, named as MODULE:FUNCTION; it must be capturable in a CUDA graph, and is called once on
+every input before that, so that it can plan on the host."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -13,15 +22,76 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from repro import kernels
-from repro.bench.kernels.contenders import Contender, ours, sdpa_contenders
+from repro.bench.benchmark import Step
 from repro.bench.kernels.timing import PagedInputs, eager_time_us, graph_time_us, in_order, paged_inputs
+from repro.bench.rows import Row
+from repro.engine.errors import UserError
+from repro.kernels import decode as decode_kernel
 from repro.kernels import reference
 from repro.kernels.decode import DecodePlan
 
-Row = dict[str, Any]
 HEADS = {"40 x 128": (40, 40, 128), "32/8 x 128": (32, 8, 128)}  # OPT-13B and LLaMA-3.1-8B
 CONTEXTS, BATCHES = (64, 128, 256, 1024, 4096), (1, 8, 32, 128)
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # relative to float32: a few roundings of the output
+Call = Callable[[], Tensor]
+#: the two backends of torch's attention that a GPU of today chooses from
+SDPA = {"SDPA flash": SDPBackend.FLASH_ATTENTION, "SDPA cuDNN": SDPBackend.CUDNN_ATTENTION}
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A name and a way to make, from one call's inputs, a function that launches it and returns [batch, heads, dim].
+
+    `paged` contenders read the pool through the block table; the others get contiguous K and V of equal lengths."""
+
+    name: str
+    bind: Callable[[PagedInputs], Call]
+    paged: bool = True
+
+
+def ours(plan: DecodePlan | None = None) -> Contender:
+    """Our kernel, with its own plan or a given one; all calls share the workspace, as one stream's calls may."""
+    workspace = torch.zeros(1 << 16, dtype=torch.int32, device="cuda")
+
+    def bind(x: PagedInputs) -> Call:
+        arguments = (*x.arguments(), torch.empty_like(x.q), workspace)
+        if plan is None:
+            return partial(kernels.paged_decode_attention, *arguments)
+        return partial(decode_kernel.paged_decode_attention, *arguments, plan)
+
+    return Contender("ours" if plan is None else f"ours, {plan.num_warps} warps, chunk {plan.chunk}", bind)
+
+
+def attend(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor, scale: float, **causal: bool) -> Tensor:
+    """torch's own attention with one backend, over [batch, heads, tokens, dim]."""
+    with sdpa_kernel(backend):
+        return scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=q.shape[1] != k.shape[1], **causal)
+
+
+def sdpa_contenders() -> list[Contender]:
+    """Each of SDPA, on contiguous copies of the same K and V."""
+
+    def bind(backend: SDPBackend, x: PagedInputs) -> Call:
+        q, (k, v) = x.q.unsqueeze(2), x.contiguous()
+        return lambda: attend(backend, q, k, v, x.scale).squeeze(2)
+
+    return [Contender(name, partial(bind, backend), paged=False) for name, backend in SDPA.items()]
+
+
+def plug_in(name: str) -> Contender:
+    """The contender MODULE:FUNCTION. Raises UserError if it cannot be imported."""
+    module, _, function = name.partition(":")
+    try:
+        kernel = getattr(import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"contender {name!r} cannot be imported ({error}); name one as MODULE:FUNCTION and install what it needs"
+        ) from error
+
+    def bind(x: PagedInputs) -> Call:
+        return partial(kernel, *x.arguments())
+
+    return Contender(name, bind)
 
 
 def ragged_lens() -> list[int]:
@@ -35,61 +105,62 @@ def shapes() -> list[tuple[str, list[int]]]:
     return [*equal, ("ragged", ragged_lens())]
 
 
-def decode(plug_ins: Sequence[Contender]) -> Iterator[Row]:
+def decode(rivals: Sequence[Contender]) -> Iterator[Step]:
     """Both head layouts, fp16 and bf16, 21 shapes, blocks of 16; ours also with its blocks in order, the same memory as
     contiguous K and V, which is what paging itself costs."""
     for heads in HEADS:
         for dtype in TOLERANCE:
             for context, lens in shapes():
-                contenders = [ours(), *plug_ins]
-                if context != "ragged":
-                    contenders += sdpa_contenders()
-                yield from _decode(heads, dtype, context, lens, 16, contenders, paging_cost=True)
+                others = (*rivals, *(sdpa_contenders() if context != "ragged" else ()))
+                yield _step("decode", heads, dtype, context, lens, others=others, paging_cost=True)
 
 
-def plans(plug_ins: Sequence[Contender]) -> Iterator[Row]:
+def plans(rivals: Sequence[Contender]) -> Iterator[Step]:
     """What plan_decode's constants were read from: every division of the work for every shape, fp16."""
+    chunks = (64, 128, 256, 512, 1024, 2048, 4096)
     for heads in HEADS:
         for context, lens in shapes():
-            longest = max(lens)
-            contenders = []
-            for num_warps in (1, 2, 4):
-                for chunk in (64, 128, 256, 512, 1024, 2048, 4096):
-                    if chunk < 2 * longest:
-                        plan = DecodePlan(True, 16 * num_warps, chunk, num_warps, merge=4 * num_warps)
-                        contenders.append(ours(plan))
-            yield from _decode(heads, torch.float16, context, lens, 16, contenders)
+            divisions = [
+                DecodePlan(True, 16 * num_warps, chunk, num_warps, merge=4 * num_warps)
+                for num_warps in (1, 2, 4)
+                for chunk in chunks
+                if chunk < 2 * max(lens)
+            ]
+            yield _step("plans", heads, torch.float16, context, lens, divisions=divisions)
 
 
-def block_sizes(plug_ins: Sequence[Contender]) -> Iterator[Row]:
+def block_sizes(rivals: Sequence[Contender]) -> Iterator[Step]:
     """Block sizes 1 to 256 (Fig. 18b's question put to the kernel alone)."""
+    batches = (("256", [256] * 32), ("1024", [1024] * 32), ("256", [256] * 128), ("ragged", ragged_lens()))
     for heads in HEADS:
-        for context, lens in (
-            ("256", [256] * 32),
-            ("1024", [1024] * 32),
-            ("256", [256] * 128),
-            ("ragged", ragged_lens()),
-        ):
-            for block_size in (1, 2, 4, 8, 16, 32, 64, 128, 256):
-                yield from _decode(heads, torch.float16, context, lens, block_size, [ours()])
+        for context, lens in batches:
+            for size in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+                yield _step("block_sizes", heads, torch.float16, context, lens, block_size=size)
 
 
-def fig18a(plug_ins: Sequence[Contender]) -> Iterator[Row]:
+def fig18a(rivals: Sequence[Contender]) -> Iterator[Step]:
     """Fig. 18a's set-up: batches of 8 and 32, contexts of 64, 128 and 256, launched by a graph and one by one."""
+    others = (*rivals, *sdpa_contenders())
     for batch in (8, 32):
         for context in (64, 128, 256):
             for launch in ("graph", "eager"):
-                contenders = [ours(), *plug_ins, *sdpa_contenders()]
-                yield from _decode(
-                    "40 x 128",
-                    torch.float16,
-                    str(context),
-                    [context] * batch,
-                    16,
-                    contenders,
-                    paging_cost=True,
-                    launch=launch,
-                )
+                about = {"others": others, "paging_cost": True, "launch": launch}
+                yield _step("fig18a", "40 x 128", torch.float16, str(context), [context] * batch, **about)
+
+
+def _step(
+    name: str,
+    heads: str,
+    dtype: torch.dtype,
+    context: str,
+    lens: Sequence[int],
+    block_size: int = 16,
+    launch: str = "graph",
+    **contenders: Any,
+) -> Step:
+    key = f"{name}/{heads}/{_name(dtype)}/{len(lens)} of {context}/blocks of {block_size}/{launch}"
+    measure = partial(_decode, heads, dtype, context, lens, block_size, launch, **contenders)
+    return Step(key, 0.4 * len(contenders.get("divisions", [None])), measure)
 
 
 def _decode(
@@ -98,35 +169,40 @@ def _decode(
     context: str,
     lens: Sequence[int],
     block_size: int,
-    contenders: Sequence[Contender],
+    launch: str,
+    divisions: Sequence[DecodePlan | None] = (None,),
+    others: Sequence[Contender] = (),
     paging_cost: bool = False,
-    launch: str = "graph",
 ) -> Iterator[Row]:
-    """A row for every contender; with paging_cost one more for ours, over the same pool, blocks in order."""
+    """A row for ours with each plan and for every other contender; with paging_cost one more for ours, over the same
+    pool, blocks in order."""
     permuted = paged_inputs(lens, *HEADS[heads], block_size, dtype)
-    runs = [(contender, permuted, "permuted") for contender in contenders]
+    runs = [(contender, permuted, "permuted") for contender in (*map(ours, divisions), *others)]
     if paging_cost:
         runs.append((ours(), in_order(permuted), "in order"))
+    time_us = graph_time_us if launch == "graph" else eager_time_us
+    about = {"heads": heads, "dtype": _name(dtype), "batch": len(lens), "context": context}
     for contender, inputs, blocks in runs:
-        row = {
-            "contender": contender.name,
-            "heads": heads,
-            "dtype": str(dtype).removeprefix("torch."),
-            "batch": len(lens),
-            "context": context,
-            "block_size": block_size if contender.paged else None,
-            "blocks": blocks if contender.paged else "contiguous K and V",
-            "launch": launch,
-            "bytes": inputs[0].num_bytes,
-        }
-        try:
+        row = {"contender": contender.name, **about, "block_size": block_size if contender.paged else None}
+        row |= {"blocks": blocks if contender.paged else "contiguous K and V", "launch": launch}
+        with _remarked(row | {"bytes": inputs[0].num_bytes}, RuntimeError) as row:
             calls = [contender.bind(x) for x in inputs]
             row["error"] = _decode_error(inputs[0], calls[0])
-            time_us = graph_time_us if launch == "graph" else eager_time_us
             row["us"] = time_us(calls if len(calls) > 1 else calls * 2)
-        except RuntimeError as error:  # a backend that does not take this shape
-            row["remark"] = str(error).splitlines()[0][:120]
         yield row
+
+
+@contextmanager
+def _remarked(row: Row, *errors: type[Exception]) -> Iterator[Row]:
+    """The row, with a remark in place of a time from a backend that does not take its shape, or is not there."""
+    try:
+        yield row
+    except errors as error:
+        row["remark"] = str(error).splitlines()[0][:120]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _decode_error(x: PagedInputs, call: Callable[[], Tensor]) -> float:
@@ -152,12 +228,13 @@ def _relative_error(out: Tensor, exact: Tensor, dtype: torch.dtype) -> float:
     return error
 
 
-def prefill(plug_ins: Sequence[Contender]) -> Iterator[Row]:
+def prefill(rivals: Sequence[Contender]) -> Iterator[Step]:
     """Whole prompts, and chunks after a prefix; beside SDPA and varlen on contiguous K and V of the same lengths."""
     for heads in HEADS:
         for dtype in TOLERANCE:
             for batch, length, context in ((32, 128, 128), (8, 1024, 1024), (1, 4096, 4096), (8, 512, 4096)):
-                yield from _prefill(heads, dtype, batch, length, context)
+                key = f"prefill/{heads}/{_name(dtype)}/{batch} of {context}/{length} queries"
+                yield Step(key, 0.5, partial(_prefill, heads, dtype, batch, length, context))
 
 
 def _prefill(heads: str, dtype: torch.dtype, batch: int, length: int, context: int) -> Iterator[Row]:
@@ -166,30 +243,17 @@ def _prefill(heads: str, dtype: torch.dtype, batch: int, length: int, context: i
     starts = torch.arange(batch + 1, dtype=torch.int32, device="cuda") * length
     queries = [torch.randn(batch * length, num_heads, head_dim, dtype=dtype, device="cuda") for _ in inputs]
     pairs = length * (context - length) + length * (length + 1) // 2  # (query, key) pairs of a sequence and head
-    flops = 4 * batch * num_heads * head_dim * pairs
 
-    def ours_call(x: PagedInputs, q: Tensor) -> Callable[[], Tensor]:
+    def ours_call(x: PagedInputs, q: Tensor) -> Call:
         out = torch.empty_like(q)
-        return lambda: kernels.paged_prefill_attention(
-            q, x.k_cache, x.v_cache, x.block_table, x.context_lens, starts, x.scale, length, out
-        )
+        arguments = (q, x.k_cache, x.v_cache, x.block_table, x.context_lens, starts, x.scale, length, out)
+        return partial(kernels.paged_prefill_attention, *arguments)
 
-    def sdpa_call(backend: SDPBackend) -> Callable[[PagedInputs, Tensor], Callable[[], Tensor]]:
-        def bind(x: PagedInputs, q: Tensor) -> Callable[[], Tensor]:
-            k, v = (cache.contiguous() for cache in x.contiguous())
-            q = q.view(batch, length, num_heads, head_dim).transpose(1, 2).contiguous()
+    def sdpa_call(backend: SDPBackend, x: PagedInputs, q: Tensor) -> Call:
+        q = q.view(batch, length, num_heads, head_dim).transpose(1, 2).contiguous()
+        return partial(attend, backend, q, *x.contiguous(), x.scale, is_causal=True)
 
-            def call() -> Tensor:
-                with sdpa_kernel(backend):
-                    return scaled_dot_product_attention(
-                        q, k, v, is_causal=True, scale=x.scale, enable_gqa=num_heads != num_kv_heads
-                    )
-
-            return call
-
-        return bind
-
-    def varlen_call(x: PagedInputs, q: Tensor) -> Callable[[], Tensor]:
+    def varlen_call(x: PagedInputs, q: Tensor) -> Call:
         from torch.nn.attention.varlen import varlen_attn
 
         k, v = (
@@ -198,32 +262,18 @@ def _prefill(heads: str, dtype: torch.dtype, batch: int, length: int, context: i
         )
         return lambda: varlen_attn(q, k, v, starts, starts, length, length, window_size=(-1, 0))
 
-    contenders = {"ours": ours_call}
+    contenders: dict[str, Callable[[PagedInputs, Tensor], Call]] = {"ours": ours_call}
     if length == context:
-        contenders |= {
-            "SDPA flash": sdpa_call(SDPBackend.FLASH_ATTENTION),
-            "SDPA cuDNN": sdpa_call(SDPBackend.CUDNN_ATTENTION),
-            "varlen": varlen_call,
-        }
+        contenders |= {name: partial(sdpa_call, backend) for name, backend in SDPA.items()} | {"varlen": varlen_call}
     exact = _exact(inputs[0], 0, queries[0][:length])
+    about = {"heads": heads, "dtype": _name(dtype), "batch": batch, "context": str(context), "queries": length}
     for name, bind in contenders.items():
-        row = {
-            "contender": name,
-            "heads": heads,
-            "dtype": str(dtype).removeprefix("torch."),
-            "batch": batch,
-            "context": str(context),
-            "queries": length,
-            "block_size": 16 if name == "ours" else None,
-            "launch": "graph",
-            "flops": flops,
-        }
-        try:
+        row = {"contender": name, **about, "block_size": 16 if name == "ours" else None, "launch": "graph"}
+        row["flops"] = 4 * batch * num_heads * head_dim * pairs
+        with _remarked(row, ImportError, RuntimeError, TypeError):
             calls = [bind(x, q) for x, q in zip(inputs, queries, strict=True)]
             out = calls[0]()
             first = out[0].transpose(0, 1) if out.ndim == 4 else out[:length]  # SDPA: [batch, heads, queries, dim]
             row["error"] = _relative_error(first.float(), exact, dtype)
             row["us"] = graph_time_us(calls if len(calls) > 1 else calls * 2)
-        except (ImportError, RuntimeError, TypeError) as error:
-            row["remark"] = str(error).splitlines()[0][:120]
         yield row

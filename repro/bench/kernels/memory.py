@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from repro import kernels
-from repro.bench.kernels.contenders import Contender
 from repro.bench.kernels.timing import eager_time_us, graph_time_us
+from repro.bench.rows import Row
 
-Row = dict[str, Any]
 NUM_HEADS, HEAD_DIM, NUM_LAYERS = 40, 128, 40  # OPT-13B
 TOKEN_BYTES = NUM_HEADS * HEAD_DIM * 2  # K or V of one token in one layer, fp16
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-def write(plug_ins: Sequence[Contender]) -> Iterator[Row]:
+def write() -> Iterator[Row]:
     """Slot write of prompts, whole blocks in random order; bytes moved are those read plus those written."""
     for num_tokens in (256, 1648, 4096, 16384):
         k, v = (torch.randn(num_tokens, NUM_HEADS, HEAD_DIM, device="cuda", dtype=torch.float16) for _ in range(2))
@@ -31,18 +29,12 @@ def write(plug_ins: Sequence[Contender]) -> Iterator[Row]:
         us = graph_time_us([partial(kernels.write_kv, k, v, k_cache, v_cache, part) for part in parts])
         last = parts[-1]
         assert torch.equal(k_cache[last // 16, last % 16], k) and torch.equal(v_cache[last // 16, last % 16], v)
-        yield {
-            "contender": "ours",
-            "tokens": num_tokens,
-            "block_size": 16,
-            "launch": "graph",
-            "us": us,
-            "bytes": 4 * num_tokens * TOKEN_BYTES,
-        }
-        yield _plain_copy(4 * num_tokens * TOKEN_BYTES)
+        moved = 4 * num_tokens * TOKEN_BYTES
+        yield {"contender": "ours", "tokens": num_tokens, "block_size": 16, "launch": "graph", "us": us, "bytes": moved}
+        yield _plain_copy(moved)
 
 
-def copy(plug_ins: Sequence[Contender]) -> Iterator[Row]:
+def copy() -> Iterator[Row]:
     """Copy-on-write of random blocks over all layers in one launch; beside torch's copy of as many bytes in one
     piece."""
     num_blocks = 512
@@ -69,7 +61,7 @@ def _plain_copy(moved: int) -> Row:
     return {"contender": "torch copy, one piece", "launch": "eager", "us": us, "bytes": moved}
 
 
-def swap(plug_ins: Sequence[Contender]) -> Iterator[Row]:
+def swap() -> Iterator[Row]:
     """Fig. 19a's set-up: 256 tokens of one sequence out of and into random blocks, all layers of OPT-13B; and
     1024."""
     pool_tokens = 2048
@@ -89,31 +81,19 @@ def swap(plug_ins: Sequence[Contender]) -> Iterator[Row]:
             )
             for batched in (True, False) if num_tokens == 256 else (True,):
                 for direction in ("out", "in"):
-                    yield _swap_row(gpu, cpu, pairs, both, batched, direction, num_tokens, block_size)
+                    us = _swap_us(gpu, cpu, pairs, both, batched, direction)
+                    name = "ours, one launch" if batched else "2023 way: a copy a block and layer"
+                    row = {"contender": name, "tokens": num_tokens, "block_size": block_size, "direction": direction}
+                    yield row | {"launch": "eager", "us": us, "bytes": 2 * NUM_LAYERS * num_tokens * TOKEN_BYTES}
 
 
-def _swap_row(
-    gpu: list[Tensor],
-    cpu: list[Tensor],
-    pairs: Tensor,
-    pointers: tuple[Tensor, Tensor],
-    batched: bool,
-    direction: str,
-    num_tokens: int,
-    block_size: int,
-) -> Row:
+def _swap_us(
+    gpu: list[Tensor], cpu: list[Tensor], pairs: Tensor, pointers: tuple[Tensor, Tensor], batched: bool, direction: str
+) -> float:
     source, target = (gpu, cpu) if direction == "out" else (cpu, gpu)
     if direction == "in":
         pairs, pointers = pairs.flip(1).contiguous(), pointers[::-1]
     us = eager_time_us([lambda: kernels.swap_blocks(source, target, pairs, batched, pointers)], replays=5)
     moved = pairs[:, 0].to(source[0].device), pairs[:, 1].to(target[0].device)
     assert all(torch.equal(a[moved[0]].cpu(), b[moved[1]].cpu()) for a, b in list(zip(source, target))[::40])
-    return {
-        "contender": "ours, one launch" if batched else "2023 way: a copy a block and layer",
-        "tokens": num_tokens,
-        "block_size": block_size,
-        "direction": direction,
-        "launch": "eager",
-        "us": us,
-        "bytes": 2 * NUM_LAYERS * num_tokens * TOKEN_BYTES,
-    }
+    return us

@@ -1,18 +1,18 @@
 """How kernels are timed: CUDA-graph replay, medians, over data larger than the L2 cache; and the machine's ceilings.
 
-What: a timer, the paged inputs to time on, and the copy and link bandwidths that results are divided by. Why here:
-every benchmark of this package must measure in the same way. This module deliberately knows no kernel.
-"""
+Every benchmark of this package must measure in the same way. This module knows no kernel."""
 
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 COLD_BYTES = 320 << 20  # the calls of one replay touch at least this much: several times any GPU's L2
+MAX_CALLS = 256
 
 
 def settle() -> None:
@@ -69,15 +69,17 @@ def _median_us(action: Callable[[], object], replays: int) -> float:
     return statistics.median(times)
 
 
-def copy_gb_s(num_bytes: int = 4 << 30) -> float:
-    """Device-to-device copy, GB/s, bytes read plus bytes written."""
+def copy_gb_s() -> float:
+    """Device-to-device copy of 4 GiB, GB/s, bytes read plus bytes written."""
+    num_bytes = 4 << 30
     source = torch.empty(num_bytes // 2, dtype=torch.float16, device="cuda").normal_()
     target = torch.empty_like(source)
     return 2 * num_bytes / eager_time_us([lambda: target.copy_(source)]) / 1e3  # in a graph the slower copy engine runs
 
 
-def link_gb_s(to_device: bool, num_bytes: int = 1 << 30) -> float:
-    """One large copy between pinned CPU memory and the GPU, GB/s, bytes counted once."""
+def link_gb_s(to_device: bool) -> float:
+    """One copy of 1 GiB between pinned CPU memory and the GPU, GB/s, bytes counted once."""
+    num_bytes = 1 << 30
     host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
     device = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
     target, source = (device, host) if to_device else (host, device)
@@ -97,30 +99,27 @@ class PagedInputs:
     max_context_len: int
     num_bytes: int
 
+    def arguments(self) -> tuple[Any, ...]:
+        """As a paged decode kernel takes them."""
+        about = (self.block_table, self.context_lens, self.scale, self.max_context_len)
+        return (self.q, self.k_cache, self.v_cache, *about)
+
     def contiguous(self) -> tuple[Tensor, Tensor]:
         """K and V of equal-length contexts as [batch, kv_heads, context, head_dim], for kernels that know no blocks."""
         table = self.block_table.long()
         k, v = (cache[table].flatten(1, 2)[:, : self.max_context_len] for cache in (self.k_cache, self.v_cache))
-        return k.transpose(1, 2), v.transpose(1, 2)
+        return k.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous()
 
 
 def paged_inputs(
-    lens: Sequence[int],
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    block_size: int,
-    dtype: torch.dtype,
-    seed: int = 0,
-    max_calls: int = 256,
-    cold_bytes: int = COLD_BYTES,
+    lens: Sequence[int], num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype
 ) -> list[PagedInputs]:
-    """As many disjoint sub-pools of one pool as make `cold_bytes` together, their blocks in random order."""
+    """As many disjoint sub-pools of one pool as make COLD_BYTES together, their blocks in random order."""
     settle()
-    generator = torch.Generator("cuda").manual_seed(seed)
+    generator = torch.Generator("cuda").manual_seed(0)
     num_blocks = sum(-(-n // block_size) for n in lens)
     num_bytes = 2 * sum(lens) * num_kv_heads * head_dim * dtype.itemsize
-    num_pools = max(1, min(max_calls, -(-cold_bytes // num_bytes)))
+    num_pools = min(MAX_CALLS, -(-COLD_BYTES // num_bytes))
     shape = (num_pools * num_blocks, block_size, num_kv_heads, head_dim)
     k_cache, v_cache = (torch.empty(shape, dtype=dtype, device="cuda").normal_(generator=generator) for _ in range(2))
     order = torch.randperm(shape[0], device="cuda", generator=generator)

@@ -3,18 +3,20 @@
 A cell is a number of decoding sequences with short or long contexts, or with prompts joining in every second iteration.
 On a GPU the cells are the sizes that steps are padded to. A step is waited for there while the next one is queued, so
 single durations mean little and means over many steps everything. The grid is bounded by the pool: it is what the runs
-to be predicted can reach."""
+to be predicted can reach.
+
+Also here: recomputing 256 tokens of one sequence, at each block size, the other half of Fig. 19a."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from repro.bench.serving.warm_engine import Bench, Durations
+from repro.bench.rows import Row
+from repro.bench.serving.warm_engine import Durations, WarmEngine
 from repro.engine.loop import Engine
 from repro.engine.sequence import Request
 from repro.llm.model_runner import BATCH_BUCKETS, MAX_CHUNKS, ROW_BUCKETS, TOKEN_BUCKETS
@@ -23,6 +25,7 @@ from repro.simulate.load import BLOCK_SIZE, GREEDY
 SHORT_CONTEXT = 8
 #: tokens of a prompt at most; more are several prompts
 PROMPT = 512
+RECOMPUTED_TOKENS = 256
 _SETTLE = 3  # steps that pass before a duration counts
 
 
@@ -43,16 +46,16 @@ GPU_GRID = Grid(BATCH_BUCKETS, (*ROW_BUCKETS[:-1], ROW_BUCKETS[-1] - MAX_CHUNKS)
 CPU_GRID = Grid((1, 4, 16, 40), (0, 4, 32), (8, 64, 256), steps=8, cycles=2)
 
 
-def cells(bench: Bench) -> Iterator[dict[str, Any]]:
+def cells(warm: WarmEngine) -> Iterator[Row]:
     """One row per cell."""
-    bench.use_blocks(BLOCK_SIZE)
-    grid = GPU_GRID if bench.on_gpu else CPU_GRID
-    slots = bench.deployment.num_blocks(BLOCK_SIZE) * BLOCK_SIZE
+    warm.use_blocks(BLOCK_SIZE)
+    grid = GPU_GRID if warm.on_gpu else CPU_GRID
+    slots = warm.deployment.num_blocks(BLOCK_SIZE) * BLOCK_SIZE
     for count in grid.seqs:
-        longest = min(bench.loaded.config.max_model_len, int(0.9 * slots) // count) - grid.steps - _SETTLE - BLOCK_SIZE
+        longest = min(warm.loaded.config.max_model_len, int(0.9 * slots) // count) - grid.steps - _SETTLE - BLOCK_SIZE
         for context in (SHORT_CONTEXT, longest):
             if longest > SHORT_CONTEXT:
-                yield _decode(bench, count, context, grid.steps)
+                yield _decode(warm, count, context, grid.steps)
     # Every number of sequences with every prompt, or the table has holes: prompts that fit, then sequences that fit
     # beside the longest.
     room, taken = 0.95 * slots, BLOCK_SIZE * -(-(SHORT_CONTEXT + _output(grid.cycles)) // BLOCK_SIZE)
@@ -60,12 +63,12 @@ def cells(bench: Bench) -> Iterator[dict[str, Any]]:
     prompts = [
         prompt
         for prompt in grid.mixed_prompt
-        if prompt <= longest and min(prompt, PROMPT) < bench.loaded.config.max_model_len
+        if prompt <= longest and min(prompt, PROMPT) < warm.loaded.config.max_model_len
     ]
     for count in grid.mixed_seqs if prompts else ():
         if count * taken + prompts[-1] <= room:
             for prompt in prompts:
-                yield _mixed(bench, count, prompt, grid.cycles)
+                yield _mixed(warm, count, prompt, grid.cycles)
 
 
 def _output(cycles: int) -> int:
@@ -73,65 +76,69 @@ def _output(cycles: int) -> int:
     return _SETTLE + 3 * cycles + 2
 
 
-def _row(seqs: int, prompt: int, context: float, seconds: float) -> dict[str, Any]:
-    return {
-        "kind": "step",
-        "seqs": seqs,
-        "prompt_tokens": prompt,
-        "context_tokens": context,
-        "seconds": seconds,
-        "evidence": "measured",
-    }
+def _row(seqs: int, prompt: int, context: float, seconds: float) -> Row:
+    row = {"kind": "step", "seqs": seqs, "prompt_tokens": prompt, "context_tokens": context, "seconds": seconds}
+    return row | {"evidence": "measured"}
 
 
-def _decode(bench: Bench, count: int, context: int, steps: int) -> dict[str, Any]:
+def _decode(warm: WarmEngine, count: int, context: int, steps: int) -> Row:
     """A step of `count` sequences, each with about `context` tokens."""
     durations = Durations()
     length = steps + _SETTLE + 1
-    bench.serve([Request(index, 0.0, context, length, GREEDY) for index in range(count)], durations)
-    alone = [
-        (seconds, shape)
-        for seconds, shape in zip(durations.seconds, durations.outputs)
-        if shape[:1] == (count,) and not shape[2]
-    ]
-    alone = alone[_SETTLE:]
-    return _row(
-        count, 0, float(np.mean([shape[1] for _, shape in alone])), float(np.median([seconds for seconds, _ in alone]))
-    )
+    warm.serve([Request(index, 0.0, context, length, GREEDY) for index in range(count)], durations)
+    found = zip(durations.seconds, durations.outputs)
+    alone = [(seconds, tokens) for seconds, (seqs, tokens, prompt, _) in found if seqs == count and not prompt]
+    seconds, contexts = zip(*alone[_SETTLE:])
+    return _row(count, 0, float(np.mean(contexts)), float(np.median(seconds)))
 
 
-def _mixed(bench: Bench, count: int, prompt: int, cycles: int) -> dict[str, Any]:
+def _mixed(warm: WarmEngine, count: int, prompt: int, cycles: int) -> Row:
     """A step of `count` short sequences that prompts join, `prompt` tokens in all; without sequences, of prompts
     alone."""
     durations = Durations()
-    engine = bench.engine(durations)
+    engine = warm.engine(durations)
     for index in range(count):
-        engine.add(bench.submit(Request(index, 0.0, SHORT_CONTEXT, _output(cycles), GREEDY)))
+        engine.add(warm.submit(Request(index, 0.0, SHORT_CONTEXT, _output(cycles), GREEDY)))
     for _ in range(_SETTLE + 1 if count else 0):
         engine.step()
-    plain_s = _seconds(bench, engine, cycles) if count else 0.0
+    plain_s = _seconds(warm, engine, cycles) if count else 0.0
     first, parts = len(durations.seconds), -(-prompt // PROMPT)
 
     def join(cycle: int) -> None:
         for part in range(parts):
             tokens = prompt * (part + 1) // parts - prompt * part // parts
-            engine.add(bench.submit(Request(1000 + cycle * parts + part, 0.0, tokens, 1, GREEDY)))
+            engine.add(warm.submit(Request(1000 + cycle * parts + part, 0.0, tokens, 1, GREEDY)))
 
-    seconds = _seconds(bench, engine, cycles, 2 if count else 1, join)
-    return _row(
-        count, prompt, float(np.mean([context for _, context, _ in durations.outputs[first:]])), seconds - plain_s
-    )
+    seconds = _seconds(warm, engine, cycles, 2 if count else 1, join)
+    context = float(np.mean([context for _, context, *_ in durations.outputs[first:]]))
+    return _row(count, prompt, context, seconds - plain_s)
 
 
 def _seconds(
-    bench: Bench, engine: Engine, cycles: int, steps: int = 1, before: Callable[[int], None] = lambda _: None
+    warm: WarmEngine, engine: Engine, cycles: int, steps: int = 1, before: Callable[[int], None] = lambda _: None
 ) -> float:
     """Mean seconds of a cycle of `steps` iterations, from an idle device to an idle device."""
-    bench.executor.flush()
+    warm.executor.flush()
     started = time.perf_counter()
     for cycle in range(cycles):
         before(cycle)
         for _ in range(steps):
             engine.step()
-    bench.executor.flush()
+    warm.executor.flush()
     return (time.perf_counter() - started) / cycles
+
+
+def recompute_row(warm: WarmEngine, block_size: int) -> Row:
+    """Median seconds of a pass over 256 tokens, from the request to its token on the host, with nothing else to do."""
+    with warm.small_pool(block_size, 4 * RECOMPUTED_TOKENS):
+        engine = warm.engine()
+        seconds = []
+        for index in range(12):
+            started = time.perf_counter()
+            engine.add(warm.submit(Request(index, 0.0, RECOMPUTED_TOKENS, 1, GREEDY)))
+            engine.step()
+            warm.executor.flush()
+            seconds.append(time.perf_counter() - started)
+    median = float(np.median(seconds[3:]))
+    row = {"kind": "recompute", "block_size": block_size, "tokens": RECOMPUTED_TOKENS, "seconds": median}
+    return row | {"evidence": "measured", "device": warm.device_name}

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from repro.bench.serving.warm_engine import Bench
+from repro.bench.rows import Row
+from repro.bench.serving.warm_engine import WarmEngine
 from repro.llm.executor import within_memory
 from repro.simulate.load import Load
 from repro.workloads import Trace
@@ -24,39 +25,28 @@ NUM_BATCHES = 2
 SPARE_BYTES = 8 << 30
 
 
-def fits(bench: Bench) -> bool:
+def fits(warm: WarmEngine) -> bool:
     """Whether the GPU has room for the weights once more, beside the engine."""
-    return (
-        torch.cuda.mem_get_info()[0] > bench.loaded.model.num_parameters() * bench.loaded.dtype.itemsize + SPARE_BYTES
-    )
+    weights = warm.loaded.model.num_parameters() * warm.loaded.dtype.itemsize
+    return torch.cuda.mem_get_info()[0] > weights + SPARE_BYTES
 
 
-def generate_row(bench: Bench, workload: str) -> dict[str, Any]:
+def generate_row(warm: WarmEngine, workload: str) -> Row:
     """Useful output tokens/s over NUM_BATCHES static batches of the workload's first requests."""
-    batch = max(1, bench.deployment.kv_slots // bench.loaded.config.max_model_len)
+    batch = max(1, warm.deployment.kv_slots // warm.loaded.config.max_model_len)
     trace = Load("vllm", workload, None, 0.0, 1.0).trace
-    seconds = within_memory(lambda: _seconds(bench, trace, batch), "in transformers' generate")
+    seconds = within_memory(lambda: _seconds(warm, trace, batch), "in transformers' generate")
     useful = int(trace.output_tokens[: NUM_BATCHES * batch].sum())
-    return {
-        "kind": "generate",
-        "system": "transformers generate",
-        "workload": workload,
-        "batch": batch,
-        "num_finished": NUM_BATCHES * batch,
-        "tokens_per_s": useful / seconds,
-        "seconds": seconds,
-        "trace_hash": trace.hash,
-        "evidence": "measured",
-        "device": bench.device_name,
-    }
+    row = {"kind": "generate", "system": "transformers generate", "workload": workload, "batch": batch}
+    row |= {"num_finished": NUM_BATCHES * batch, "tokens_per_s": useful / seconds, "seconds": seconds}
+    return row | {"trace_hash": trace.hash, "evidence": "measured", "device": warm.device_name}
 
 
-def _seconds(bench: Bench, trace: Trace, batch: int) -> float:
+def _seconds(warm: WarmEngine, trace: Trace, batch: int) -> float:
     """Of NUM_BATCHES batches, with a copy of the engine's model that lasts as long."""
-    with torch.device(bench.loaded.device):
-        model = AutoModelForCausalLM.from_config(
-            copy.deepcopy(bench.loaded.model.config), dtype=bench.loaded.dtype, attn_implementation="sdpa"
-        ).eval()
+    config, dtype = copy.deepcopy(warm.loaded.model.config), warm.loaded.dtype
+    with torch.device(warm.loaded.device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
     try:
         _run(model, [32] * batch, 8)
         torch.cuda.synchronize()
@@ -77,11 +67,5 @@ def _run(model: Any, prompts: list[int], new_tokens: int) -> None:
     width = max(prompts)
     ids = torch.randint(4, model.config.vocab_size, (len(prompts), width), device=model.device)
     real = torch.arange(width, device=model.device) >= width - torch.tensor(prompts, device=model.device)[:, None]
-    model.generate(
-        ids,
-        attention_mask=real.long(),
-        do_sample=False,
-        min_new_tokens=new_tokens,
-        max_new_tokens=new_tokens,
-        pad_token_id=1,
-    )
+    lengths = {"min_new_tokens": new_tokens, "max_new_tokens": new_tokens}
+    model.generate(ids, attention_mask=real.long(), do_sample=False, **lengths, pad_token_id=1)

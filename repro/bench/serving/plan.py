@@ -1,34 +1,28 @@
-"""What is measured in which order, within a budget, resuming where an earlier call stopped.
+"""The paper's comparison on this machine: what is measured, in which order.
 
 The most informative points come first; systems take turns within each kind of point, so that a clock that drifts hits
 all of them alike. Rates are multiples of each system's own saturated throughput on this machine: in such relative axes
-any GPU can be laid over the paper's curves. The rows file is all the state there is: it is written whole after every
-point, and a point whose row it has, from the same code, is not measured again. Nothing that was ever measured is
-removed from it."""
+any GPU can be laid over the paper's curves."""
 
 from __future__ import annotations
 
-import csv
-import io
-import math
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import torch
+
+from repro.bench.benchmark import Benchmark, Step, require_gpu
+from repro.bench.kernels.timing import copy_gb_s
+from repro.bench.rows import Recording
 from repro.bench.serving import calibrate, generate
-from repro.bench.serving.recompute import recompute_row
-from repro.bench.serving.warm_engine import Bench
+from repro.bench.serving.warm_engine import WarmEngine, device_name
+from repro.engine.config import DEPLOYMENTS
 from repro.engine.errors import UserError
-from repro.harness import keys
-from repro.harness.progress import duration
-from repro.hashing import canonical_json, sha256_text, write_atomically
 from repro.simulate.beams import WIDTHS
 from repro.simulate.load import PREEMPTIONS, TRANSLATION, Load
 
-ROWS = "serving.csv"
 #: parallel completions of a request in the launch post's comparison
 SAMPLES = 3
 #: multiples of saturation at which latency is measured, the most telling first
@@ -58,65 +52,52 @@ SHAREGPT_WINDOW, WINDOW = {"warm_s": 6.0, "stop_s": 20.0}, {"warm_s": 3.0, "stop
 CPU_TIMING = {"alpaca": Timing(4.0, 14.0, 24.0, 24.0)}
 
 
-@dataclass(frozen=True)
-class Step:
-    """One point: `key` names its row (or rows) in the file, `expected_s` is what it will take."""
-
-    key: str
-    expected_s: float
-    measure: Callable[[], list[dict[str, Any]]]
-
-    @property
-    def kind(self) -> str:
-        return self.key.partition("/")[0]
-
-
-def steps(bench: Bench, rows: Rows, timing: dict[str, Timing], systems: tuple[str, ...]) -> Iterator[Step]:
+def steps(warm: WarmEngine, recording: Recording, timing: dict[str, Timing], systems: Sequence[str]) -> Iterator[Step]:
     """Every point in order. Later ones look at the rows of earlier ones, so they are made as they come. A CPU, far too
     slow for the paper's model, has only what a prediction is checked against."""
-    load_on = partial(Load, max_model_len=bench.loaded.config.max_model_len)
-    for workload, times in timing.items():
-        for name in systems:
-            stop_s = times.request_level_s if name == "faster-transformer" else times.saturated_s
-            load = load_on(name, workload, None, times.warm_s, stop_s)
-            yield Step(f"saturated/{workload}/{name}", stop_s + 2, lambda load=load: [bench.measure(load)])
-    if bench.on_gpu:
+    load_on = partial(Load, max_model_len=warm.loaded.config.max_model_len)
+
+    def saturated(key: str, name: str, workload: str, n: int = 1) -> Step:
+        times = timing[workload]
+        stop_s = times.request_level_s if name == "faster-transformer" else times.saturated_s
+        load = load_on(name, workload, None, times.warm_s, stop_s, n=n)
+        return Step(key, stop_s + 2, lambda: [warm.measure(load)])
+
+    def latency(key: str, name: str, workload: str, multiple: float) -> Step:
+        found, times = recording.find(f"saturated/{workload}/{name}"), timing[workload]
+        rate = multiple * float(found["finished_rate"]) if found is not None else 0.0
+        if not rate:  # without its saturation nobody knows its rate
+            return Step(key, 1.2 * times.latency_s, None)
+        # Where requests are few, the window is longer, so that enough of them arrive to take a mean.
+        stop_s = max(times.latency_s, times.warm_s + min(60 / rate, 2 * times.latency_s))
+        load = load_on(name, workload, rate, times.warm_s, stop_s, seed=1)
+        return Step(key, 1.2 * stop_s, lambda: [warm.measure(load) | {"multiple": multiple}])
+
+    for workload in timing:
+        yield from (saturated(f"saturated/{workload}/{name}", name, workload) for name in systems)
+    if warm.on_gpu:
         for size in RECOMPUTED:
-            yield Step(f"recompute/{size}", 3, lambda size=size: [recompute_row(bench, size)])
+            yield Step(f"recompute/{size}", 3, lambda size=size: [calibrate.recompute_row(warm, size)])
         for name in ("vllm", "orca-max"):
-            if name not in systems:
-                continue
-            load = load_on(name, "sharegpt", None, timing["sharegpt"].warm_s, timing["sharegpt"].saturated_s, n=SAMPLES)
-            yield Step(f"saturated/sharegpt/{name}/{SAMPLES}", load.stop_s + 2, lambda load=load: [bench.measure(load)])
-        if generate.fits(bench):
-            yield Step("generate/sharegpt", 150, lambda: [generate.generate_row(bench, "sharegpt")])
-    yield Step("steps", 60, lambda: list(calibrate.cells(bench)))
+            if name in systems:
+                yield saturated(f"saturated/sharegpt/{name}/{SAMPLES}", name, "sharegpt", SAMPLES)
+        if generate.fits(warm):
+            yield Step("generate/sharegpt", 150, lambda: [generate.generate_row(warm, "sharegpt")])
+    yield Step("steps", 60, lambda: calibrate.cells(warm))
     for multiple in MULTIPLES:
-        for workload, times in timing.items():
+        for workload in timing:
             for name in systems:
-                key, found = f"latency/{workload}/{name}/{multiple:g}", rows.find(f"saturated/{workload}/{name}")
-                rate = multiple * float(found["finished_rate"]) if found is not None else 0.0
-                if not rate:  # without its saturation nobody knows its rate, so it is left out
-                    yield Step(key, math.inf, list)
-                    continue
-                # Where requests are few, the window is longer, so that enough of them arrive to take a mean.
-                stop_s = max(times.latency_s, times.warm_s + min(60 / rate, 2 * times.latency_s))
-                load = load_on(name, workload, rate, times.warm_s, stop_s, seed=1)
-                yield Step(
-                    key,
-                    1.2 * stop_s,
-                    lambda load=load, multiple=multiple: [bench.measure(load) | {"multiple": multiple}],
-                )
-    if bench.on_gpu:
-        yield from (step for step, name in _sharing_and_blocks(bench, load_on) if name in systems)
+                yield latency(f"latency/{workload}/{name}/{multiple:g}", name, workload, multiple)
+    if warm.on_gpu:
+        yield from (step for step, name in _sharing_and_blocks(warm, load_on) if name in systems)
 
 
-def _sharing_and_blocks(bench: Bench, load_on: Callable[..., Load]) -> Iterator[tuple[Step, str]]:
+def _sharing_and_blocks(warm: WarmEngine, load_on: Callable[..., Load]) -> Iterator[tuple[Step, str]]:
     """Saturated runs of what else vLLM shares and how else it may be set (Fig. 14 and 15, 16, 18b and 19b), each with
     its system."""
 
     def point(key: str, load: Load, more_s: float = 2) -> tuple[Step, str]:
-        step = Step(key, load.stop_s + more_s, lambda: [bench.measure(load) | {"kind": step.kind}])
+        step = Step(key, load.stop_s + more_s, lambda: [warm.measure(load) | {"kind": step.kind}])
         return step, load.system
 
     few = partial(load_on, rate=None, **WINDOW)
@@ -130,83 +111,54 @@ def _sharing_and_blocks(bench: Bench, load_on: Callable[..., Load]) -> Iterator[
     sharegpt = partial(load_on, rate=None, **SHAREGPT_WINDOW)
     for size in BLOCK_SIZES:
         for way in PREEMPTIONS:
+            load = sharegpt("vllm", "sharegpt", block_size=size, preemption=way)
             # The first one of a size has its pool to set up.
-            yield point(
-                f"blocks/{size}/sharegpt/{way}",
-                sharegpt("vllm", "sharegpt", block_size=size, preemption=way),
-                20 if way == PREEMPTIONS[0] else 2,
-            )
+            yield point(f"blocks/{size}/sharegpt/{way}", load, 20 if way == PREEMPTIONS[0] else 2)
         yield point(f"blocks/{size}/alpaca", few("vllm", "alpaca", block_size=size))
 
 
-def code_hash(**setting: Any) -> str:
-    """The hash of all that measures a point, and of what it measures on: rows with equal hashes belong together."""
-    others = [generate.generate_row, recompute_row]
-    return sha256_text(canonical_json([setting, keys.identify(calibrate.cells, {"others": others}).code]))
+class Serving(Benchmark):
+    measures = (calibrate.cells, calibrate.recompute_row, generate.generate_row)
+    method = (
+        "Random weights, greedy or random samples, output lengths forced to the trace's, the K/V pool of Table 1. "
+        "Beams are searched at every step and continue where a recorded model's did. Saturated runs: all requests at "
+        "the start, useful output tokens/s within the window, interval from five equal parts of it. Latency runs: "
+        "Poisson arrivals at multiples of the system's own saturated rate; those that arrive in the window, served to "
+        "their end. Steps: medians of decoding alone, means of 8 steps that prompts join. Systems take turns within "
+        "each kind of point."
+    )
+    shown = ("tokens_per_s", "latency_s_per_token", "mean_batch", "mark")
 
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self.on_gpu = options.device == "cuda"
+        if options.kv_slots is not None and options.kv_slots < 1:
+            raise UserError(f"--kv-slots {options.kv_slots} must be at least 1")
+        if self.on_gpu:
+            require_gpu("serving", "--device cpu measures a small model")
+        self.setting = {
+            "device": device_name(self.on_gpu),
+            "model": options.model or ("opt-13b" if self.on_gpu else "smollm2"),
+            "dtype": options.dtype or ("float16" if self.on_gpu else "float32"),
+            "kv_slots": options.kv_slots or (DEPLOYMENTS["opt-13b"].kv_slots if self.on_gpu else 4096),
+        }
 
-class Rows:
-    """The rows file, in the order of measurement: `code` is the hash of what measures. Rows of other code stay in the
-    file but do not count, unless it is named in `also`. UserError if the file is none of ours."""
+    def start(self, recording: Recording) -> dict[str, Any]:
+        only, rows = self.options.only, recording.rows
+        if "latency" in only and "saturated" not in only and not any(row["kind"] == "saturated" for row in rows):
+            none = f"rates follow from saturated runs, and {recording.folder} has none"
+            raise UserError(f"--only {' '.join(only)}: {none}; add saturated")
+        _, model, dtype, kv_slots = self.setting.values()
+        self.warm = WarmEngine(model, kv_slots, self.options.device, dtype)
+        return {"cuda": torch.version.cuda, "boot_s": round(self.warm.boot_s, 1), **self._ceilings()}
 
-    def __init__(self, path: Path, code: str, also: Collection[str] = ()) -> None:
-        self.path, self.code = path, code
-        self._counting = {code, *also}
-        self.all: list[dict[str, Any]] = []
-        if path.is_file():
-            with path.open(newline="", encoding="utf-8") as file:
-                reader = csv.DictReader(file)
-                self.all = list(reader)
-            if not {"key", "code"} <= set(reader.fieldnames or ()) or any(None in row for row in self.all):
-                raise UserError(f"{path} does not hold rows of this program; name another folder, or move it away")
+    def steps(self, recording: Recording) -> Iterator[Step]:
+        timing = GPU_TIMING if self.on_gpu else CPU_TIMING
+        return steps(self.warm, recording, timing, self.options.systems)
 
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """Those that count."""
-        return [row for row in self.all if row["code"] in self._counting]
+    def finish(self, recording: Recording) -> dict[str, Any]:
+        return {"at_the_end": self._ceilings()}
 
-    def find(self, key: str) -> dict[str, Any] | None:
-        """The first row of the newest measurement of a point, None if none counts."""
-        found = [row for row in self.rows if row["key"] == key]
-        return next((row for row in found if row["code"] == found[-1]["code"]), None)
-
-    def add(self, key: str, rows: list[dict[str, Any]], **about: Any) -> None:
-        self.all += [{"key": key, "code": self.code, **row, **about} for row in rows]
-        text = io.StringIO()
-        columns = dict.fromkeys(name for row in self.all for name in row)
-        writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.all)
-        write_atomically(self.path, text.getvalue().encode())
-
-
-def work_through(
-    points: Iterator[Step],
-    rows: Rows,
-    budget_s: float,
-    say: Callable[[str], None] = partial(print, flush=True),
-    **about: Any,
-) -> tuple[int, int]:
-    """Measure what is missing and does not overrun the budget; how many points another call will measure, and how many
-    none can.
-
-    A later point that takes less may still fit. One that cannot be measured, for want of memory say, is left out as
-    well."""
-    started, later, never = time.monotonic(), 0, 0
-    for step in points:
-        if rows.find(step.key) is not None:
-            continue
-        spent = time.monotonic() - started
-        if spent + step.expected_s > budget_s:
-            later += 1
-            continue
-        try:
-            measured = step.measure()
-        except UserError as error:
-            say(f"{step.key}: not measured: {error}")
-            never += 1
-            continue
-        rows.add(step.key, measured, **about)
-        took = time.monotonic() - started - spent
-        say(f"{step.key}: {duration(took)}; {duration(spent + took)} of {duration(budget_s)}")
-    return later, never
+    def _ceilings(self) -> dict[str, float]:
+        """Memory bandwidth as it is now (GB/s read plus written)."""
+        return {"copy_gb_s": copy_gb_s()} if self.on_gpu else {}

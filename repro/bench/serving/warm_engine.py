@@ -32,9 +32,9 @@ from repro.simulate.load import BLOCK_SIZE, GREEDY, PREFIX, SWAP_SHARE, Load, ru
 CLIENT_BOUND = 0.9
 
 
-class Bench:
-    """`model` as for repro.llm.models.load, held to `max_model_len` tokens; a pool of `kv_slots` tokens; on a GPU with
-    graphs and compiled layers."""
+class WarmEngine:
+    """`model` as for repro.llm.models.load, held to `max_model_len` tokens; a pool of `kv_slots` tokens, `swap` times
+    as much on the CPU; on a GPU, if `fast`, with graphs and compiled layers."""
 
     executor: TorchExecutor | None = None
 
@@ -45,6 +45,8 @@ class Bench:
         device: str = "cuda",
         dtype: str = "float16",
         max_model_len: int = 2048,
+        swap: float = SWAP_SHARE,
+        fast: bool = True,
     ) -> None:
         started = time.perf_counter()
         self.loaded = models.load(model, device, dtype) if isinstance(model, str) else model
@@ -54,6 +56,7 @@ class Bench:
         self.deployment = Deployment(self.loaded.config, DEVICES["a100-40gb"], 1, kv_slots)
         self.on_gpu = self.loaded.device.type == "cuda"
         self.device_name = device_name(self.on_gpu)
+        self._swap, self._fast = swap, fast and self.on_gpu
         self._uuid = str(torch.cuda.get_device_properties().uuid) if self.on_gpu else None
         self._random = np.random.default_rng(0)
         self.use_blocks(BLOCK_SIZE)
@@ -63,19 +66,17 @@ class Bench:
         """Have the pool in blocks of this size, ready to be timed; another one's memory is given back first."""
         if self.executor is not None and self.executor.manager.block_size == block_size:
             return
-        self._give_back()
+        self.give_back()
         self.executor = self._make_executor(block_size, self.deployment.num_blocks(block_size))
         if self.on_gpu:
             try:
-                within_memory(
-                    lambda: self._warm_up(self.loaded.config.max_model_len),
-                    f"for graphs of a pool of blocks of {block_size}",
-                )
+                within_memory(self._warm_up, f"for graphs of a pool of blocks of {block_size}")
             except BaseException:
-                self._give_back()  # half of its graphs would pass for all of them
+                self.give_back()  # half of its graphs would pass for all of them
                 raise
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
+        """Free the pool's memory and that of its graphs."""
         if self.executor is not None:
             detach(self.loaded.model)
             self.executor = None
@@ -84,19 +85,15 @@ class Bench:
                 torch.cuda.empty_cache()
 
     def _make_executor(self, block_size: int, num_blocks: int) -> TorchExecutor:
-        store = KVStore(
-            self.loaded.config,
-            num_blocks,
-            block_size,
-            int(SWAP_SHARE * num_blocks),
-            self.loaded.dtype,
-            self.loaded.device,
-        )
+        loaded, fast = self.loaded, self._fast
+        swap_blocks = int(self._swap * num_blocks)
+        store = KVStore(loaded.config, num_blocks, block_size, swap_blocks, loaded.dtype, loaded.device)
         manager = PagedKVCacheManager(num_blocks, block_size)
-        return TorchExecutor(self.loaded, manager, store, with_logprobs=False, graphs=self.on_gpu, compiled=self.on_gpu)
+        return TorchExecutor(loaded, manager, store, with_logprobs=False, graphs=fast, compiled=fast)
 
-    def _warm_up(self, longest: int) -> None:
+    def _warm_up(self) -> None:
         """Compile kernels and capture graphs, so that no timed step has to."""
+        longest = self.loaded.config.max_model_len
         for prompts in ([10, 50, 100, 300], [700, 1040], [longest - 8]):
             self.serve([Request(index, 0.0, length, 4, GREEDY) for index, length in enumerate(prompts)])
         self.executor.runner.capture_all(longest)
@@ -144,19 +141,10 @@ class Bench:
         if host_share > CLIENT_BOUND:
             row["mark"] = "client-bound"
         self.executor.flush()
-        wrong = sum(
-            len(one.tokens) != state.request.output_tokens
-            for state in self.executor.finished.values()
-            for one in state.sequences
-        )
-        return row | {
-            "host_share": host_share,
-            "wrong_lengths": wrong,
-            "evidence": "measured",
-            "device": self.device_name,
-            "seconds": clock.now,
-            **gpu_state(self._uuid),
-        }
+        done = [(one, state.request) for state in self.executor.finished.values() for one in state.sequences]
+        wrong = sum(len(one.tokens) != request.output_tokens for one, request in done)
+        row |= {"host_share": host_share, "wrong_lengths": wrong, "evidence": "measured", "device": self.device_name}
+        return row | {"seconds": clock.now, **gpu_state(self._uuid)}
 
     @contextmanager
     def small_pool(self, block_size: int, num_slots: int) -> Iterator[None]:
@@ -189,11 +177,12 @@ class Durations(Observer):
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
-        self.outputs: list[tuple[int, int, int]] = []  # decoding sequences, their context, prompt tokens
+        self.outputs: list[tuple[int, ...]] = []  # decoding sequences, their context, prompt tokens, prompts
 
     def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
         self.seconds.append(engine.clock.now - start_s)
-        self.outputs.append((output.num_decode_seqs, output.context_tokens, output.num_prefill_tokens))
+        prompts = output.num_prefill_tokens, len(output.prefills)
+        self.outputs.append((output.num_decode_seqs, output.context_tokens, *prompts))
 
 
 def device_name(on_gpu: bool) -> str:
@@ -204,16 +193,12 @@ def gpu_state(uuid: str | None) -> dict[str, float | None]:
     """Clocks (MHz), temperature (C) and power (W) of a GPU now; None where nvidia-smi does not tell, and without
     one."""
     names = {"sm_mhz": "clocks.sm", "memory_mhz": "clocks.mem", "celsius": "temperature.gpu", "watts": "power.draw"}
+    query = ["nvidia-smi", f"--query-gpu={','.join(names.values())}", "--format=csv,noheader,nounits"]
     try:
         if uuid is None:
             raise OSError("no GPU in this run")
-        query = [
-            "nvidia-smi",
-            f"--query-gpu={','.join(names.values())}",
-            "--format=csv,noheader,nounits",
-            f"--id=GPU-{uuid}",
-        ]
-        values = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.split(",")
+        command = [*query, f"--id=GPU-{uuid}"]
+        values = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.split(",")
         return {name: float(value) for name, value in zip(names, values)}
     except (OSError, ValueError, subprocess.SubprocessError):
         return dict.fromkeys(names)

@@ -1,16 +1,16 @@
 """Fixed-size blocks with reference counts: the whole of paged allocation (§4.2-4.3).
 
-Any free block serves any request, so there is no external fragmentation by construction.
-"""
+Any free block serves any request, so there is no external fragmentation by construction."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 class BlockAllocator:
     """Blocks 0 .. num_blocks-1. A block is free exactly when its reference count is 0.
 
-    The free list is a stack: the block freed last is used first (its contents are the warmest in the cache).
-    """
+    The free list is a stack: the block freed last is used first (its contents are the warmest in the cache)."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -39,7 +39,7 @@ class BlockAllocator:
             self.ref_counts[block] = 1
         return blocks
 
-    def release_many(self, blocks: list[int]) -> None:
+    def release(self, blocks: Iterable[int]) -> None:
         """Drop one reference to each of `blocks`; the last one frees a block."""
         ref_counts = self.ref_counts
         for block in blocks:
@@ -50,11 +50,9 @@ class BlockAllocator:
             if count == 1:
                 self._free.append(block)
 
-    def share(self, block: int, holders: int = 1) -> None:
-        """Add `holders` references to a block that is in use."""
-        if self.ref_counts[block] < 1:
-            raise ValueError(f"block {block} is free and cannot be shared")
-        self.ref_counts[block] += holders
-
-    def release(self, block: int) -> None:
-        self.release_many([block])
+    def share(self, blocks: Iterable[int], holders: int = 1) -> None:
+        """Add `holders` references to each of `blocks`, which are in use."""
+        for block in blocks:
+            if self.ref_counts[block] < 1:
+                raise ValueError(f"block {block} is free and cannot be shared")
+            self.ref_counts[block] += holders

@@ -16,11 +16,7 @@ class BuddyAllocator:
         self.num_blocks = num_blocks
         self.max_chunk = max_chunk
         # size -> stack of starts (a dict keeps the order and finds a buddy in constant time)
-        self._free: dict[int, dict[int, None]] = {}
-        size = 1
-        while size <= max_chunk:
-            self._free[size] = {}
-            size *= 2
+        self._free: dict[int, dict[int, None]] = {1 << log: {} for log in range(max_chunk.bit_length())}
         self._sizes: dict[int, int] = {}  # start of an allocated chunk -> its size
         start, size = 0, max_chunk
         while start < num_blocks:
@@ -32,8 +28,12 @@ class BuddyAllocator:
 
     @staticmethod
     def rounded(count: int) -> int:
-        """The chunk size that serves `count` blocks: the next power of two."""
+        """The chunk size that serves `count` blocks: the next power of two. Here Orca's chunks are rounded up."""
         return 1 << (count - 1).bit_length()
+
+    def capacity(self, size: int) -> int:
+        """How many chunks of this size an empty pool holds: its initial chunks are the pool's binary digits."""
+        return self.num_blocks // size if size <= self.max_chunk else 0
 
     def can_allocate(self, size: int, count: int = 1) -> bool:
         """Whether `count` chunks of `size` blocks (a power of two) each are free at the same time."""
@@ -70,7 +70,3 @@ class BuddyAllocator:
             start &= ~size
             size *= 2
         self._free[size][start] = None
-
-    def free_chunks(self) -> dict[int, list[int]]:
-        """Free chunks by size, for diagrams and tests."""
-        return {size: sorted(starts) for size, starts in self._free.items() if starts}

@@ -1,16 +1,17 @@
 """The Orca-style baseline: one contiguous chunk per sequence, reserved at admission and held to the end (§6.1).
 
 What differs between the three Orca variants is only how much they reserve: a function of the request. A new policy is
-one more function. The chunk comes from a buddy allocator, which rounds it up to a power of two.
-"""
+one more function. The reservation is rounded up to a chunk (`chunk_blocks`) by the allocator: a power of two for the
+buddy allocator that Orca has, which is what loses slots to rounding in Fig. 2."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from repro.engine.errors import UserError
 from repro.engine.memory.buddy import BuddyAllocator
-from repro.engine.memory.interface import CacheOp, KVCacheManager, MemoryUsage, OpKind, check_parents
+from repro.engine.memory.interface import CacheOp, KVCacheManager, MemoryUsage, check_parents
 from repro.engine.sequence import Request, Sequence, SequenceGroup
 
 #: output tokens for which a request gets room, given the request and the model's maximum length
@@ -32,23 +33,43 @@ def reserve_oracle(request: Request, max_model_len: int) -> int:
     return request.output_tokens
 
 
+class ChunkAllocator(Protocol):
+    """Hands out chunks of consecutive blocks, named by their first block, of the sizes that `rounded` gives.
+
+    `capacity` is how many of a size an empty pool holds; `can_allocate` whether so many are free at the same time."""
+
+    num_free: int
+
+    def rounded(self, count: int) -> int: ...
+    def capacity(self, size: int) -> int: ...
+    def can_allocate(self, size: int, count: int) -> bool: ...
+    def allocate(self, size: int) -> int: ...
+    def release(self, start: int) -> None: ...
+
+
 class ContiguousKVCacheManager(KVCacheManager):
     """Reserves min(prompt + reservation(request), max_model_len) slots per sequence, in one run of consecutive blocks.
 
     Parallel samples and beams share nothing: every sequence has a chunk of its own, and a beam that continues another
-    one copies that one's blocks. Nothing is ever preempted, since nothing grows beyond its reservation."""
+    one copies that one's blocks. Nothing is ever preempted, since nothing grows beyond its reservation. Chunks come
+    from a BuddyAllocator unless another `allocator` is given."""
 
     grows = False
     shares = False
 
     def __init__(
-        self, num_blocks: int, block_size: int = 16, *, reservation: Reservation, max_model_len: int = 2048
+        self,
+        num_blocks: int,
+        block_size: int = 16,
+        *,
+        reservation: Reservation,
+        max_model_len: int = 2048,
+        allocator: ChunkAllocator | None = None,
     ) -> None:
         super().__init__(num_blocks, block_size)
         self.reservation = reservation
         self.max_model_len = max_model_len
-        largest = BuddyAllocator.rounded(self.cdiv(max_model_len))
-        self.buddy = BuddyAllocator(num_blocks, largest)
+        self.allocator = allocator or BuddyAllocator(num_blocks, BuddyAllocator.rounded(self.cdiv(max_model_len)))
         self._tables: dict[Sequence, list[int]] = {}
 
     def reserved_tokens(self, group: SequenceGroup) -> int:
@@ -58,32 +79,30 @@ class ContiguousKVCacheManager(KVCacheManager):
         reserved = min(request.prompt_tokens + output, self.max_model_len)
         if reserved < request.prompt_tokens + request.output_tokens - 1:
             raise UserError(
-                f"request {request.request_id} of {request.prompt_tokens} + {request.output_tokens} tokens: its "
-                f"reservation of {reserved} slots is too short; a reservation must cover the output (max_model_len is "
-                f"{self.max_model_len})"
+                f"{request}: its reservation of {reserved} slots is too short; a reservation must cover the output "
+                f"(max_model_len is {self.max_model_len})"
             )
         return reserved
 
+    def chunk_blocks(self, group: SequenceGroup) -> int:
+        """Blocks of each sequence's chunk: its reservation, rounded up by the allocator."""
+        return self.allocator.rounded(self.cdiv(self.reserved_tokens(group)))
+
     @property
     def num_free_blocks(self) -> int:
-        return self.buddy.num_free
-
-    def _chunk(self, group: SequenceGroup) -> int:
-        return BuddyAllocator.rounded(self.cdiv(self.reserved_tokens(group)))
+        return self.allocator.num_free
 
     def fits(self, group: SequenceGroup) -> bool:
-        # The initial chunks are the binary digits of the pool, so an empty pool holds num_blocks // chunk chunks.
-        chunk = self._chunk(group)
-        return chunk <= self.buddy.max_chunk and self.num_blocks // chunk >= len(group.seqs)
+        return self.allocator.capacity(self.chunk_blocks(group)) >= len(group.seqs)
 
     def can_allocate(self, group: SequenceGroup, num_tokens: int) -> bool:
-        return self.buddy.can_allocate(self._chunk(group), len(group.seqs))
+        return self.allocator.can_allocate(self.chunk_blocks(group), len(group.seqs))
 
     def allocate(self, group: SequenceGroup, num_tokens: int) -> None:
-        chunk = self._chunk(group)
+        size = self.chunk_blocks(group)
         for seq in group.seqs:
-            start = self.buddy.allocate(chunk)
-            self._tables[seq] = list(range(start, start + chunk))
+            start = self.allocator.allocate(size)
+            self._tables[seq] = list(range(start, start + size))
 
     def can_append_slots(self, group: SequenceGroup, num_tokens: int) -> bool:
         return True  # reserved at admission
@@ -91,26 +110,12 @@ class ContiguousKVCacheManager(KVCacheManager):
     def append_slots(self, group: SequenceGroup, num_tokens: int) -> list[CacheOp]:
         return []
 
-    def spread_prompt(self, group: SequenceGroup, num_tokens: int) -> list[CacheOp]:
-        return [op for index in range(1, len(group.seqs)) for op in self._copy(group, 0, index, num_tokens)]
-
     def fork(self, group: SequenceGroup, parents: list[int], num_tokens: int) -> list[CacheOp]:
         check_parents(group, parents)
-        return [
-            op
-            for child, parent in enumerate(parents)
-            if child != parent
-            for op in self._copy(group, parent, child, num_tokens)
-        ]
-
-    def _copy(self, group: SequenceGroup, source: int, target: int, num_tokens: int) -> list[CacheOp]:
-        """Copies of the blocks in which `source` has tokens, onto those of `target`."""
-        count = self.cdiv(num_tokens)
-        pairs = zip(self._tables[group.seqs[source]][:count], self._tables[group.seqs[target]][:count])
-        return [CacheOp(OpKind.COPY, src, dst) for src, dst in pairs]
+        return self.copies(group, parents, num_tokens)
 
     def free_sequence(self, seq: Sequence) -> None:
-        self.buddy.release(self._tables.pop(seq)[0])
+        self.allocator.release(self._tables.pop(seq)[0])
 
     def block_table(self, seq: Sequence) -> list[int]:
         return self._tables[seq]
@@ -133,7 +138,7 @@ class ContiguousKVCacheManager(KVCacheManager):
             reserved=reserved,
             internal=internal,
             rounding=rounding,
-            free=self.buddy.num_free * self.block_size,
+            free=self.allocator.num_free * self.block_size,
             logical_blocks=blocks,
             physical_blocks=blocks,
         )

@@ -2,8 +2,7 @@
 
 A manager hands out blocks of `block_size` slots (a slot holds one token's K and V in all layers). A contiguous manager
 hands out runs of consecutive block numbers, so executors and kernels see one layout. Managers know lengths, never token
-values, devices or time. Data that has to move is returned as CacheOps, to be applied in the order issued.
-"""
+values, devices or time. Data that has to move is returned as CacheOps, to be applied in the order issued."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ class MemoryUsage:
     free           not allocated; in a contiguous pool this is what external fragmentation leaves unusable
 
     `logical_blocks` counts blocks with multiplicity (one per sequence that refers to it), `physical_blocks` once; their
-    ratio is the saving of sharing (Fig. 15: 1 - physical / logical).
-    """
+    ratio is the saving of sharing (Fig. 15: 1 - physical / logical)."""
 
     total: int
     token_states: int
@@ -93,7 +91,7 @@ class KVCacheManager(ABC):
 
     def spread_prompt(self, group: SequenceGroup, num_tokens: int) -> list[CacheOp]:
         """Copies that bring a prompt just computed, once, to all sequences; they belong to the next iteration."""
-        return []
+        return [] if self.shares else self.copies(group, [0] * len(group.seqs), num_tokens)
 
     def prefix_tokens(self, group: SequenceGroup) -> int:
         """Prompt tokens whose K/V is stored already (§4.4, shared prefix)."""
@@ -122,6 +120,12 @@ class KVCacheManager(ABC):
 
         A parent that survives must keep its place: parents[p] == p for every p in parents. The copies returned belong
         to the next iteration, since this one has run already."""
+
+    def copies(self, group: SequenceGroup, parents: list[int], num_tokens: int) -> list[CacheOp]:
+        """Copies of the blocks that hold `num_tokens` tokens, from sequence `parents[i]` to each sequence i."""
+        tables = [self.block_table(seq)[: self.cdiv(num_tokens)] for seq in group.seqs]
+        moves = [(tables[parent], tables[child]) for child, parent in enumerate(parents) if child != parent]
+        return [CacheOp(OpKind.COPY, src, dst) for source, target in moves for src, dst in zip(source, target)]
 
     def free(self, group: SequenceGroup) -> None:
         """Take back everything that the group's sequences hold on the GPU."""

@@ -15,8 +15,7 @@ class PagedKVCacheManager(KVCacheManager):
 
     `watermark` is the share of the pool that admission leaves free, so that a request just admitted is not the cause of
     the next preemption. `num_cpu_blocks` is the swap space. A block is shared by reference count and copied when one of
-    its holders has to write into it.
-    """
+    its holders has to write into it."""
 
     grows = True
     shares = True
@@ -66,12 +65,11 @@ class PagedKVCacheManager(KVCacheManager):
 
     # Admission and growth
 
-    def _layout(self, group: SequenceGroup, num_tokens: int) -> tuple[int, int, int]:
+    def layout(self, group: SequenceGroup, num_tokens: int) -> tuple[int, int, int]:
         """(blocks of the stored prefix, blocks shared by the group's sequences, blocks of each sequence's own).
 
         Fresh sequences share their whole prompt, the partly filled last block too. Sequences that have generated tokens
-        have diverged: after recomputation only the prompt's full blocks can be shared.
-        """
+        have diverged: after recomputation only the prompt's full blocks can be shared."""
         total = self.cdiv(num_tokens)
         prefix = self.prefix_tokens(group) // self.block_size
         if len(group.seqs) == 1 or num_tokens == group.request.prompt_tokens:
@@ -81,11 +79,11 @@ class PagedKVCacheManager(KVCacheManager):
 
     def blocks_needed(self, group: SequenceGroup, num_tokens: int) -> int:
         """Physical blocks that the group takes beyond the stored prefix when all its sequences have this length."""
-        _, shared, own = self._layout(group, num_tokens)
+        _, shared, own = self.layout(group, num_tokens)
         return shared + own * len(group.seqs)
 
     def tokens_to_compute(self, group: SequenceGroup, num_tokens: int) -> int:
-        prefix, shared, _ = self._layout(group, num_tokens)
+        prefix, shared, _ = self.layout(group, num_tokens)
         common = min((prefix + shared) * self.block_size, num_tokens)
         return common - prefix * self.block_size + (num_tokens - common) * len(group.seqs)
 
@@ -104,22 +102,19 @@ class PagedKVCacheManager(KVCacheManager):
         return self.blocks_needed(group, num_tokens) + self.watermark_blocks <= self.gpu.num_free
 
     def allocate(self, group: SequenceGroup, num_tokens: int) -> None:
-        num_prefix, num_shared, num_own = self._layout(group, num_tokens)
+        num_prefix, num_shared, num_own = self.layout(group, num_tokens)
         common = self._prefixes[group.request.prefix_id][:num_prefix] if num_prefix else []
-        for block in common:
-            self.gpu.share(block, len(group.seqs))
+        self.gpu.share(common, len(group.seqs))
         shared = self.gpu.allocate_many(num_shared)
         if len(group.seqs) > 1:
-            for block in shared:
-                self.gpu.share(block, len(group.seqs) - 1)
+            self.gpu.share(shared, len(group.seqs) - 1)
         for seq in group.seqs:
             self._tables[seq] = common + shared + self.gpu.allocate_many(num_own)
 
     def _blocks_to_append(self, group: SequenceGroup, num_tokens: int) -> int:
         """Free blocks that one more token takes: one per sequence at a block boundary, else one per copy-on-write.
 
-        Of r holders of a shared block that all write, r - 1 copy it and the last one keeps it.
-        """
+        Of r holders of a shared block that all write, r - 1 copy it and the last one keeps it."""
         if (num_tokens - 1) % self.block_size == 0:
             return len(group.seqs)
         if len(group.seqs) == 1:
@@ -140,7 +135,7 @@ class PagedKVCacheManager(KVCacheManager):
             elif self.gpu.ref_counts[table[-1]] > 1:  # copy-on-write (Fig. 8)
                 copy = self.gpu.allocate()
                 ops.append(CacheOp(OpKind.COPY, table[-1], copy))
-                self.gpu.release(table[-1])
+                self.gpu.release([table[-1]])
                 table[-1] = copy
         return ops
 
@@ -153,14 +148,13 @@ class PagedKVCacheManager(KVCacheManager):
         for child, parent in enumerate(parents):
             if child != parent:
                 table = self._tables[seqs[child]] = list(self._tables[seqs[parent]])
-                for block in table:
-                    self.gpu.share(block)
+                self.gpu.share(table)
         return []  # sharing moves nothing; writes copy later (Fig. 9)
 
     # Release
 
     def free_sequence(self, seq: Sequence) -> None:
-        self.gpu.release_many(self._tables.pop(seq))
+        self.gpu.release(self._tables.pop(seq))
 
     # Swapping (§4.5): a group moves as a whole, a shared block once, a stored prefix not at all
 
@@ -195,10 +189,8 @@ class PagedKVCacheManager(KVCacheManager):
         counts = self._movable_blocks(group)
         moved = dict(zip(counts, target.allocate_many(len(counts))))
         for block, holders in counts.items():
-            if holders > 1:
-                target.share(moved[block], holders - 1)
-            for _ in range(holders):
-                source.release(block)
+            target.share([moved[block]], holders - 1)
+            source.release([block] * holders)
         prefix = self.prefix_tokens(group) // self.block_size
         for seq in group.seqs:
             table = self._tables[seq]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from typing import Any
 
 from repro.report import paper
-from repro.report.claims.rules import Rule, Tree, Verdict, at, leaves, worst
+from repro.report.claims.rules import KeyPath, Rule, Tree, Verdict, at, leaves, worst
 
 KINDS = ("exact", "trace", "memory", "serving", "kernel")
 EVIDENCE = ("exact", "measured", "recorded", "replayed", "modelled")  # from the strongest to the weakest
@@ -39,7 +40,7 @@ class Claim:
         if all(rule.type == "input" for rule in self.judge.values()):
             raise ValueError(f"claim {self.id}: all of its keys are inputs")
 
-    def rule_of(self, path: tuple[str, ...]) -> Rule:
+    def rule_of(self, path: KeyPath) -> Rule:
         return self.judge.get("") or self.judge[path[0]]
 
 
@@ -87,8 +88,9 @@ def plain(tree: Tree) -> Tree:
     raise ValueError(f"{tree!r} ({type(tree).__name__}) is not a value that can be judged")
 
 
-def load() -> dict[str, Claim]:
-    """All claims by id, in the order of their files."""
+@cache
+def load() -> Mapping[str, Claim]:
+    """All claims by id, in the order of their files; read once in a process."""
     import yaml
 
     entries = [
@@ -106,9 +108,8 @@ def _claim(entry: dict[str, Any]) -> Claim:
     entry = dict(entry)
     if "curves" in entry:
         entry["value"] = _drawn_crossings(**entry.pop("curves"))
+    rules = {"": entry["judge"]} if "type" in entry["judge"] else entry["judge"]
     entry["value"] = plain(entry["value"])
-    judge = entry["judge"]
-    rules = {"": judge} if "type" in judge else judge
     entry["judge"] = {str(key): Rule.parse(rule) for key, rule in rules.items()}
     entry["printed"] = None if entry.get("printed") is None else str(entry["printed"])
     return Claim(**entry)
@@ -140,4 +141,4 @@ def judge_entry(claim: Claim, ours: Tree) -> tuple[Verdict, Tree]:
         verdicts = claim.judge[""].tree(claim.value, ours)
     else:
         verdicts = {key: claim.judge[key].tree(value, at(ours, (key,))) for key, value in claim.value.items()}
-    return worst([verdict for _, verdict in leaves(verdicts)]), verdicts
+    return worst(verdict for _, verdict in leaves(verdicts)), verdicts

@@ -9,20 +9,22 @@ judgements give equal bytes.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repro.engine.errors import UserError
+from repro.hashing import write_atomically
 from repro.report.claims.claim import EVIDENCE, Claim, Judgement, judge_entry, load
-from repro.report.claims.rules import Tree, Verdict, at, deviation, is_number, leaves
+from repro.report.claims.rules import KeyPath, Leaf, Tree, Verdict, at, deviation, is_number, leaves, mapped
 
 if TYPE_CHECKING:
     import pandas as pd
 
 FILE_NAME = "claims.json"
-_SEVERITY = list(Verdict)
+Entry = dict[str, Any]
+Contribution = dict[str, Any]
+_SHOWN = ["id", "where", "evidence", "paper", "ours", "interval", "verdict", "note"]
 
 
 def record(judgements: Iterable[Judgement], experiment: str, directory: Path) -> pd.DataFrame:
@@ -34,62 +36,52 @@ def record(judgements: Iterable[Judgement], experiment: str, directory: Path) ->
     import pandas as pd
 
     claims = load()
-    fresh: dict[str, Judgement] = {}
+    fresh: dict[str, Contribution] = {}
     for judgement in judgements:
         if judgement.claim_id in fresh:
             raise ValueError(f"{experiment} judges claim {judgement.claim_id} twice")
-        judge_entry(claims[judgement.claim_id], judgement.ours)
-        fresh[judgement.claim_id] = judgement
-    contributions = {
-        entry["id"]: {part["experiment"]: part for part in entry["contributions"] if part["experiment"] != experiment}
-        for entry in read(directory)
-    }
-    for claim_id, judgement in fresh.items():
-        contributions[claim_id][experiment] = {
-            "experiment": experiment,
-            "evidence": judgement.evidence,
-            "ours": judgement.ours,
-            "interval": judgement.interval,
-            "note": judgement.note,
-        }
-    entries = [
-        _entry(claim, [parts for _, parts in sorted(contributions[claim.id].items())]) for claim in claims.values()
-    ]
-    _write(directory / FILE_NAME, entries)
-    columns = ["id", "where", "evidence", "paper", "ours", "interval", "verdict", "note"]
-    return pd.DataFrame(
-        [{name: entry[name] for name in columns} for entry in entries if entry["id"] in fresh], columns=columns
-    )
+        fresh[judgement.claim_id] = contribution(judgement, experiment)
+    entries = []
+    for earlier in read(directory):
+        claim = claims[earlier["id"]]
+        parts = [part for part in earlier["contributions"] if part["experiment"] != experiment]
+        parts += [fresh[claim.id]] if claim.id in fresh else []
+        entries.append(entry(claim, sorted(parts, key=lambda part: part["experiment"])))
+    text = json.dumps(entries, indent=1, ensure_ascii=False) + "\n"
+    write_atomically(directory / FILE_NAME, text.encode())
+    return pd.DataFrame([item for item in entries if item["id"] in fresh], columns=_SHOWN)
 
 
-def read(directory: Path) -> list[dict[str, Any]]:
+def read(directory: Path) -> list[Entry]:
     """The entries of `directory`/claims.json, one for each known claim; all "not run" where there is no file yet."""
     path = directory / FILE_NAME
     claims = load()
-    stored: dict[str, list[dict[str, Any]]] = {}
+    stored: dict[str, list[Contribution]] = {}
     if path.exists():
         try:
-            stored = {entry["id"]: entry["contributions"] for entry in json.loads(path.read_text(encoding="utf-8"))}
+            stored = {item["id"]: item["contributions"] for item in json.loads(path.read_text(encoding="utf-8"))}
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{path} is not a claims ledger ({error}); delete it and run the experiments again"
             ) from None
-    return [_entry(claim, stored.get(claim.id, [])) for claim in claims.values()]
+    return [entry(claim, stored.get(claim.id, [])) for claim in claims.values()]
 
 
-def _entry(claim: Claim, parts: list[dict[str, Any]]) -> dict[str, Any]:
+def contribution(judgement: Judgement, experiment: str) -> Contribution:
+    """What the ledger keeps of one judgement; KeyError for an unknown claim, ValueError for a key that it lacks."""
+    judge_entry(load()[judgement.claim_id], judgement.ours)
+    kept = {name: getattr(judgement, name) for name in ("evidence", "ours", "interval", "note")}
+    return {"experiment": experiment, **kept}
+
+
+def entry(claim: Claim, parts: list[Contribution]) -> Entry:
     """The ledger's entry for a claim, from what the experiments contributed."""
     chosen = {path: _worst_part(claim, path, value, parts) for path, value in leaves(claim.value)}
 
-    def pick(field: str, tree: Tree, path: tuple[str, ...] = ()) -> Tree:
-        if isinstance(tree, dict):
-            return {key: pick(field, value, (*path, key)) for key, value in tree.items()}
-        if isinstance(tree, list):
-            return [pick(field, value, (*path, str(index))) for index, value in enumerate(tree)]
-        return at(chosen[path][field], path) if chosen[path] else None
+    def pick(field: str) -> Tree:
+        return mapped(claim.value, lambda path, _: at(chosen[path][field], path) if chosen[path] else None)
 
-    ours = pick("ours", claim.value)
-    interval = pick("interval", claim.value)
+    ours, interval = pick("ours"), pick("interval")
     verdict, verdicts = judge_entry(claim, ours)
     used = [part for part in parts if any(part is other for other in chosen.values())]
     notes = [part["note"] for part in used if part["note"]] + _misses(claim, ours)
@@ -113,12 +105,12 @@ def _entry(claim: Claim, parts: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _worst_part(claim: Claim, path: tuple[str, ...], value: Tree, parts: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _worst_part(claim: Claim, path: KeyPath, value: Leaf, parts: list[Contribution]) -> Contribution | None:
     """The contribution that counts for one key: of those that have it, the one that fares worst, else lies farthest."""
 
-    def badness(part: dict[str, Any]) -> tuple[int, float]:
+    def badness(part: Contribution) -> tuple[int, float]:
         ours = at(part["ours"], path)
-        return _SEVERITY.index(claim.rule_of(path).leaf(value, ours)), abs(deviation(value, ours) or 0.0)
+        return claim.rule_of(path).leaf(value, ours).severity, abs(deviation(value, ours) or 0.0)
 
     return max((part for part in parts if at(part["ours"], path) is not None), key=badness, default=None)
 
@@ -133,11 +125,3 @@ def _misses(claim: Claim, ours: Tree) -> list[str]:
         and claim.rule_of(path).leaf(value, at(ours, path)) is Verdict.DIFFERS
     ]
     return [f"Outside: {', '.join(missed)}."] if missed else []
-
-
-def _write(path: Path, entries: list[dict[str, Any]]) -> None:
-    """Replace the file in one step, so that a reader or an interruption never meets half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    scratch.write_text(json.dumps(entries, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(scratch, path)

@@ -1,4 +1,4 @@
-"""How a reproduced value earns its verdict: a small closed set of rules, each one pure function.
+"""How a reproduced value earns its verdict: a small closed set of rules, each a pure function.
 
 A claim names a rule (or one for each top-level key of its value) in its `judge` field. Every rule but `quorum` judges a
 single number, word or flag; `quorum` judges a whole table of numbers and gives it one verdict. None of the rules sees
@@ -7,14 +7,15 @@ where a value comes from, and none can turn a missing value into a verdict other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 Leaf = int | float | str | bool | None
 Tree = Any  # Leaf | list[Tree] | dict[str, Tree]
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
 
 
 class Verdict(StrEnum):
@@ -31,24 +32,35 @@ class Verdict(StrEnum):
     NOT_RUN = "not run"
     DIFFERS = "differs"
 
+    @property
+    def severity(self) -> int:
+        return list(Verdict).index(self)
 
-def worst(verdicts: Sequence[Verdict]) -> Verdict:
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
     """The worst of at least one verdict."""
-    order = list(Verdict)
-    return max(verdicts, key=order.index)
+    return max(verdicts, key=lambda verdict: verdict.severity)
 
 
-def leaves(tree: Tree, path: Path = ()) -> Iterator[tuple[Path, Leaf]]:
+def leaves(tree: Tree, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Leaf]]:
     """Every leaf with its path; list items count as keys "0", "1", ..."""
-    if isinstance(tree, (Mapping, list)):
-        items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
-        for key, value in items:
-            yield from leaves(value, (*path, str(key)))
-    else:
+    if not isinstance(tree, (Mapping, list)):
         yield path, tree
+        return
+    for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
+        yield from leaves(value, (*path, str(key)))
 
 
-def at(tree: Tree, path: Path) -> Tree:
+def mapped(tree: Tree, value: Callable[[KeyPath, Leaf], Tree], path: KeyPath = ()) -> Tree:
+    """The tree with `value(path, leaf)` in place of every leaf."""
+    if isinstance(tree, Mapping):
+        return {key: mapped(item, value, (*path, str(key))) for key, item in tree.items()}
+    if isinstance(tree, list):
+        return [mapped(item, value, (*path, str(index))) for index, item in enumerate(tree)]
+    return value(path, tree)
+
+
+def at(tree: Tree, path: KeyPath) -> Tree:
     """The subtree at `path`, or None where the tree does not have it."""
     for key in path:
         if isinstance(tree, list):
@@ -91,16 +103,9 @@ def _within(
     return abs(ours - paper) <= tolerance * (1 + 1e-9)
 
 
-def _below(paper: Leaf, ours: Leaf, limit: float | None = None) -> bool:
-    return is_number(ours) and ours < (paper if limit is None else limit)
-
-
-def _at_most(paper: Leaf, ours: Leaf, limit: float | None = None) -> bool:
-    return is_number(ours) and ours <= (paper if limit is None else limit)
-
-
-def _above(paper: Leaf, ours: Leaf, limit: float | None = None) -> bool:
-    return is_number(ours) and ours > (paper if limit is None else limit)
+def _bounded(holds: Callable[[float, float], bool]) -> Callable[..., bool]:
+    """A rule that compares ours with the paper's value, or with a limit of its own."""
+    return lambda paper, ours, limit=None: is_number(ours) and holds(ours, paper if limit is None else limit)
 
 
 def _inside(paper: Leaf, ours: Leaf, low: float, high: float) -> bool:
@@ -117,9 +122,9 @@ _DECIDED: dict[str, Callable[..., bool]] = {
     "equal": _equal,
     "printed-digits": _printed_digits,  # rounds to what is printed
     "within": _within,  # percent of the paper's value, an absolute distance in its unit, or a factor either way
-    "below": _below,
-    "at-most": _at_most,
-    "above": _above,
+    "below": _bounded(operator.lt),
+    "at-most": _bounded(operator.le),
+    "above": _bounded(operator.gt),
     "inside": _inside,
     "predicate": _predicate,
 }
@@ -172,11 +177,7 @@ class Rule:
         """Verdicts in the shape of `paper`; a quorum gives a single one for all of it."""
         if self.type == "quorum":
             return self._quorum([(value, at(ours, path)) for path, value in leaves(paper)])
-        if isinstance(paper, Mapping):
-            return {key: self.tree(value, at(ours, (key,))) for key, value in paper.items()}
-        if isinstance(paper, list):
-            return [self.tree(value, at(ours, (str(index),))) for index, value in enumerate(paper)]
-        return self.leaf(paper, ours)
+        return mapped(paper, lambda path, value: self.leaf(value, at(ours, path)))
 
     def _quorum(self, pairs: list[tuple[Leaf, Leaf]]) -> Verdict:
         members = [self.leaf(*pair) for pair in pairs]

@@ -1,95 +1,18 @@
-"""Hashes, the manifest of a machine, and what a figure carries."""
+"""What a figure carries, and that equal figures have equal bytes."""
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from repro import hashing
 from repro.engine.errors import UserError
-from repro.harness.rows import rows_csv, rows_hash
-from repro.hashing import canonical_json, sha256_text
 from repro.report import embedding
 from repro.report.embedding import figure_bytes, read_embedded
-from repro.setup.machine import machine
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=8,
-)
-
-
-@given(json_values)
-def test_canonical_json_is_exact_ascii_and_does_not_see_the_order_of_names(value: object) -> None:
-    text = canonical_json(value)
-    assert json.loads(text) == value and text.isascii()
-
-    def reordered(value: object) -> object:
-        if isinstance(value, dict):
-            return {name: reordered(value[name]) for name in reversed(value)}
-        return [reordered(item) for item in value] if isinstance(value, list) else value
-
-    assert canonical_json(reordered(value)) == text
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, [-math.inf], {"a": object()}])
-def test_canonical_json_refuses_what_json_has_not(value: object) -> None:
-    with pytest.raises((ValueError, TypeError)):
-        canonical_json(value)
-
-
-def test_known_hashes(tmp_path: Path) -> None:
-    empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-    (tmp_path / "x").touch()
-    assert sha256_text("") == empty == hashing.sha256_file(tmp_path / "x")
-
-
-@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=20))
-def test_rows_survive_their_csv_bit_for_bit(values: list[float]) -> None:
-    rows = pd.DataFrame({"value": values})
-    back = [float(line) for line in rows_csv(rows).decode().splitlines()[1:]]
-    assert back == values and rows_hash(pd.DataFrame({"value": back})) == rows_hash(rows)
-
-
-def test_the_hash_of_rows_sees_values_order_and_columns() -> None:
-    rows = pd.DataFrame({"a": [1, 2], "b": [0.1, 0.2]})
-    others = [
-        rows[::-1],
-        rows[["b", "a"]],
-        rows.assign(b=[0.1, 0.2 + 1e-16 * 2]),
-        rows.rename(columns={"a": "c"}),
-        rows[:1],
-    ]
-    assert len({rows_hash(other) for other in [rows, *others]}) == 6
-    assert rows_hash(rows.set_axis([5, 6])) == rows_hash(rows)  # the index is no data
-
-
-def test_a_machine_is_described_without_importing_torch() -> None:
-    program = (
-        "import json, sys; from repro.setup.machine import machine; text = json.dumps(machine());assert not {'torch', "
-        "'pandas', 'matplotlib'} & set(sys.modules); print(text)"
-    )
-    made = json.loads(
-        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    )
-    assert made["cores"] >= 1 and made["cpu"] and made["libraries"]["numpy"] and made["utc"].endswith("+00:00")
-
-
-def test_a_machine_without_git_and_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    made = machine()
-    assert made["commit"] is None and made["uncommitted_changes"] is None and made["gpus"] is None
 
 
 def figure(title: str = "a") -> Figure:
@@ -135,7 +58,7 @@ def test_figures_do_not_depend_on_what_was_drawn_before() -> None:
 
 def test_figures_do_not_depend_on_time_zone_locale_or_hash_seed() -> None:
     program = (
-        "import sys, hashlib; sys.path.insert(0, sys.argv[1]); from test_provenance import figure;from "
+        "import sys, hashlib; sys.path.insert(0, sys.argv[1]); from test_embedding import figure;from "
         "repro.report.embedding import figure_bytes as b;print(*(hashlib.sha256(b(figure(), f, dict(a=1))).hexdigest() "
         "for f in ('png', 'svg')))"
     )

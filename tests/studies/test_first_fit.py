@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repro.engine.memory import reserve_oracle
-from repro.engine.memory.first_fit import FirstFitAllocator, FirstFitKVCacheManager
+from repro.engine.memory import ContiguousKVCacheManager, reserve_oracle
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
+from repro.studies.first_fit import FirstFitAllocator
 
 
 def free_runs(taken: list[bool]) -> list[tuple[int, int]]:
@@ -60,21 +60,28 @@ def group(number: int, prompt: int, output: int, n: int = 1) -> SequenceGroup:
     return SequenceGroup(Request(number, 0.0, prompt, output, SamplingParams(n=n)))
 
 
+def memory(num_blocks: int, max_model_len: int, round_up: bool = False) -> ContiguousKVCacheManager:
+    allocator = FirstFitAllocator(num_blocks, round_up)
+    return ContiguousKVCacheManager(
+        num_blocks, 1, reservation=reserve_oracle, max_model_len=max_model_len, allocator=allocator
+    )
+
+
 @pytest.mark.parametrize("round_up, chunk", [(False, 13), (True, 16)])
 def test_chunks_have_the_reserved_length_or_the_next_power_of_two(round_up, chunk):
-    manager = FirstFitKVCacheManager(40, reservation=reserve_oracle, max_model_len=20, round_up=round_up)
+    manager = memory(40, max_model_len=20, round_up=round_up)
     one = group(0, 10, 3, n=2)
-    assert manager.blocks_needed(one) == 2 * chunk
+    assert manager.chunk_blocks(one) == chunk
     manager.allocate(one, 10)
     assert [manager.block_table(seq) for seq in one.seqs] == [list(range(chunk)), list(range(chunk, 2 * chunk))]
     usage = manager.usage([(one, 10)])  # adds up, or raises
     assert (usage.token_states, usage.rounding, usage.free) == (20, 2 * (chunk - 13), 40 - 2 * chunk)
     manager.free(one)
-    assert manager.num_free_blocks == manager.largest_run == 40
+    assert manager.num_free_blocks == manager.allocator.largest_run == 40
 
 
 def test_enough_free_slots_in_pieces_are_not_enough():
-    manager = FirstFitKVCacheManager(30, reservation=reserve_oracle, max_model_len=30)
+    manager = memory(30, max_model_len=30)
     groups = [group(number, 9, 1) for number in range(3)]
     for one in groups:
         manager.allocate(one, 9)
@@ -82,6 +89,6 @@ def test_enough_free_slots_in_pieces_are_not_enough():
     manager.free(groups[2])
     large = group(3, 11, 1)
     assert manager.fits(large) and not manager.can_allocate(group(4, 20, 1), 20)
-    assert (manager.num_free_blocks, manager.largest_run, manager.can_allocate(large, 11)) == (20, 10, False)
+    assert (manager.num_free_blocks, manager.allocator.largest_run, manager.can_allocate(large, 11)) == (20, 10, False)
     manager.free(groups[1])
     assert manager.can_allocate(large, 11) and not manager.fits(group(5, 16, 15, n=2))

@@ -1,0 +1,119 @@
+"""The groups that run, and what follows from their lengths alone.
+
+A running sequence gets one token an iteration. So once a group has entered, it is known in which iterations its tokens
+open a new block, when it reaches its length, and how many tokens it has stored by then. An iteration costs only what
+changes in it, and many can be advanced together (`Scheduler.extend`). Memory and policy are not known here."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+
+from repro.engine.sequence import Sequence, SequenceGroup, Status, by_arrival
+
+
+class RunningSet:
+    """Running groups in the order in which they entered. `block_size` None: memory that does not grow by the token.
+
+    `num_seqs` counts their live sequences; `beams` are the groups that search for beams."""
+
+    def __init__(self, block_size: int | None) -> None:
+        self.num_seqs = 0
+        self.beams: dict[SequenceGroup, None] = {}
+        self._grows = block_size is not None
+        self._entries: dict[SequenceGroup, tuple[int, int, SequenceGroup]] = {}
+        self._calendar: list[tuple[int, int, SequenceGroup]] = []  # sorted: (end, running number, group)
+        self._numbers = itertools.count()
+        self._ahead = 0  # sum over sequences of (stored tokens - iteration), which is constant while they run
+        # Iteration modulo the block size -> whose tokens open blocks then, by arrival.
+        self._opening: list[list[SequenceGroup]] = [[] for _ in range(block_size or 1)]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[SequenceGroup]:
+        return iter(self._entries)
+
+    def __contains__(self, group: SequenceGroup) -> bool:
+        return group in self._entries
+
+    @property
+    def latest(self) -> SequenceGroup:
+        """The group that arrived last."""
+        return max(self._entries, key=by_arrival)
+
+    # Who runs
+
+    def enter(self, group: SequenceGroup, iteration: int) -> None:
+        """Let a group run from `iteration` on."""
+        group.start(iteration)
+        ahead = group.num_stored(0)
+        self.num_seqs += len(group.seqs)
+        self._ahead += len(group.seqs) * ahead
+        if self._grows:
+            insort(self._opening[(1 - ahead) % len(self._opening)], group, key=by_arrival)
+        if group.is_beam:
+            self.beams[group] = None
+        end = group.request.prompt_tokens + group.request.output_tokens - ahead
+        self._entries[group] = entry = (end, next(self._numbers), group)
+        insort(self._calendar, entry)
+
+    def leave(self, group: SequenceGroup, iteration: int, status: Status) -> None:
+        """Take a group out before `iteration`; what becomes of it is its `status`."""
+        ahead = group.num_stored(0)
+        self.num_seqs -= len(group.seqs)
+        self._ahead -= len(group.seqs) * ahead
+        if self._grows:
+            self._opening[(1 - ahead) % len(self._opening)].remove(group)
+        self.beams.pop(group, None)
+        self.complete(group)
+        del self._entries[group]
+        group.stop(iteration, status)
+
+    def drop(self, group: SequenceGroup, seq: Sequence) -> None:
+        """Take one of several sequences out of a group that goes on without it."""
+        group.seqs.remove(seq)
+        self.num_seqs -= 1
+        self._ahead -= group.num_stored(0)
+
+    # When they end
+
+    def complete(self, group: SequenceGroup) -> None:
+        """Note that a group needs no more tokens. It stays until it leaves: a static batch computes it along."""
+        place = bisect_left(self._calendar, self._entries[group])
+        if self._calendar[place : place + 1] == [self._entries[group]]:
+            del self._calendar[place]
+
+    def ending(self, iteration: int) -> list[SequenceGroup]:
+        """Groups that have their full length when `iteration` begins, but for those noted as complete."""
+        return [group for _, _, group in self._calendar[: bisect_left(self._calendar, (iteration + 1,))]]
+
+    @property
+    def next_end(self) -> int:
+        """The first iteration that begins with a group at its full length. IndexError if all are complete."""
+        return self._calendar[0][0]
+
+    @property
+    def all_complete(self) -> bool:
+        return not self._calendar
+
+    # What an iteration takes
+
+    def context_tokens(self, iteration: int) -> int:
+        """Tokens stored once `iteration` has run, counted for each sequence."""
+        return self._ahead + iteration * self.num_seqs
+
+    def writers(self, iteration: int, fresh: Iterable[SequenceGroup] = ()) -> list[SequenceGroup]:
+        """Groups whose next token may take a block, by arrival: it opens one, or goes where several sequences share
+        (`fresh` groups, whose prompt was the last iteration's, and beams)."""
+        opening = self._opening[iteration % len(self._opening)]
+        if not fresh and not self.beams:
+            return opening.copy()
+        return sorted({*opening, *self.beams, *(group for group in fresh if group in self)}, key=by_arrival)
+
+    def openings(self, start: int, stop: int) -> Iterator[tuple[int, list[SequenceGroup]]]:
+        """The iterations from `start` to before `stop` in which tokens open blocks, and whose, by arrival."""
+        for iteration in range(start, stop) if self._grows else ():
+            if opening := self._opening[iteration % len(self._opening)]:
+                yield iteration, opening

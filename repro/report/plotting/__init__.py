@@ -1,0 +1,42 @@
+"""How every figure is drawn: from rows alone, in one style.
+
+    with plotting.house():
+        figure, axes = plotting.panels(["ShareGPT", "Alpaca"])
+        plotting.curves(axes[0], rows, "rate", "latency_s_per_token", paper=...)
+        plotting.legend(figure, rows, with_paper=True)
+        plotting.footer(figure, rows, with_paper=True)
+
+Rows are flat records with `system`, `evidence`, `device`, `seed` and metrics; whoever has them can draw the figure
+again. How a number came about is read from the rows' `evidence`, never passed by the caller. The package computes means
+and ranges over seeds and nothing else, knows no experiment, and writes no file. `style` has the colours, markers and
+lines, `marks` the panels and what is drawn on them, `legends` what explains it.
+"""
+
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from repro.report.plotting.legends import footer, legend, memory_legend, provenance
+from repro.report.plotting.marks import Figure, bars, curves, memory_bars, panels
+from repro.report.plotting.style import LABEL, LINE, PIECES, STYLE, Style, house, label, styles
+
+__all__ = [
+    "LABEL",
+    "LINE",
+    "PIECES",
+    "STYLE",
+    "Figure",
+    "Line2D",
+    "Patch",
+    "Style",
+    "bars",
+    "curves",
+    "footer",
+    "house",
+    "label",
+    "legend",
+    "memory_bars",
+    "memory_legend",
+    "panels",
+    "provenance",
+    "styles",
+]
