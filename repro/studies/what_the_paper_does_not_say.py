@@ -103,7 +103,7 @@ def points(params: Params) -> list[Point]:
         for rate in (fig19_preemption.Params.rates[0], SATURATED)
     ]
     result += [Point(fig19_preemption.alone, {}, weight=0.1)]
-    sharing = fig15_sharing.setup("parallel", "alpaca", 2, min(seconds, 600.0), seed)
+    sharing = fig15_sharing.setup_of("parallel", "alpaca", 2, min(seconds, 600.0), seed)
     result += [Point(fig15_sharing.saving, {"setup": sharing, "rate": 20.0}, weight=10 * seconds)]
     # The points of Fig. 12 with these very arguments, of which we take one seed and three systems.
     for model in MODELS:
@@ -111,13 +111,15 @@ def points(params: Params) -> list[Point]:
             panel = f"{model}/sharegpt"
             result += fig12_basic_sampling.crossings(panel, name, seconds, None, (seed,), params.precision)
     for workload, rate in (("sharegpt", 2.01), ("alpaca", 30.1)):
-        result += sweep.points([fig12_basic_sampling.setup(f"opt-13b/{workload}", "vllm", seconds, None, seed)], [rate])
+        result += sweep.points(
+            [fig12_basic_sampling.setup_of(f"opt-13b/{workload}", "vllm", seconds, None, seed)], [rate]
+        )
     chatbots = [
-        fig17_chatbot.setup(name, seconds, None, seed, conversations)
+        fig17_chatbot.setup_of(name, seconds, None, seed, conversations)
         for conversations in (fig17_chatbot.STATED, "2 rounds")
         for name in (*ORCAS, "vllm")
     ]
-    result += sweep.crossings(chatbots, 0.8, params.precision, fig17_chatbot.crossing_of)
+    result += sweep.crossings(chatbots, 0.8, params.precision)
     return result
 
 
