@@ -31,6 +31,7 @@ from repro.report.claims import Judgement
 from repro.studies import sweep
 from repro.studies.common import WORKLOAD_LABEL, Positive, Seeds, Some, trace_of
 from repro.studies.fig15_sharing import METHODS, check_samples
+from repro.studies.sweep import Setup, crossing_of
 from repro.workloads import WORKLOADS
 
 if TYPE_CHECKING:
@@ -75,9 +76,8 @@ class UnsharedSystem(System):
 def rungs() -> list[System]:
     """The ladder from the bottom up. All rungs have vLLM's caps, so that these are no mechanism of their own."""
     caps = SchedulerConfig(preemption=PreemptionMode.RECOMPUTE)
-    by_request = SchedulerConfig(batching=Batching.REQUEST)
     return [
-        System("request batching", "request batching", by_request, reserve_max),
+        System("request batching", "request batching", SchedulerConfig(batching=Batching.REQUEST), reserve_max),
         System("iteration batching", "iteration batching", caps, reserve_max),
         System("exact reservation", "exact reservation", caps, reserve_oracle),
         UnsharedSystem("paging", "paging", caps),
@@ -116,18 +116,17 @@ def points(params: Params) -> list[Point]:
         shared |= sweep.of_samples(workload, method, int(count))
         for index, rung in enumerate(rungs()):
             for seed in params.seeds:
-                setup = sweep.Setup({"setting": setting}, rung, seed=seed, **shared)
+                setup = Setup({"setting": setting}, rung, seed=seed, **shared)
                 weight = (index + 1) * setup.work * (10 if workload == "alpaca" else 1)
-                result.append(
-                    Point(sustained, {"setup": setup, "precision": params.precision}, "crossing", weight=weight)
-                )
+                arguments = {"setup": setup, "precision": params.precision}
+                result.append(Point(sustained, arguments, "crossing", weight=weight))
     return result
 
 
-def sustained(setup: sweep.Setup, precision: float) -> dict[str, Any]:
+def sustained(setup: Setup, precision: float) -> dict[str, Any]:
     """The rate (req/s) at which one rung reaches 0.5 s/token. Rungs lie far apart: a short trace says where to look."""
     nearby = replace(setup, duration_s=min(setup.duration_s, 300.0)).crossing(1.0, 0.25)
-    return sweep.crossing_of(setup, nearby, precision)
+    return crossing_of(setup, nearby, precision)
 
 
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:

@@ -12,7 +12,6 @@ Beam search against transformers' is a matter of the tests. How long anything ta
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import platform
 from pathlib import Path
@@ -45,14 +44,9 @@ GAP = 1e-4  # between the two best logits: closer ones are exchanged by rounding
 MAX_LEN = 256
 #: variant -> the options of LLM; of a "tight" pool about half of what the requests come to hold.
 GREEDY: dict[str, dict[str, Any]] = {
-    "blocks of 1": {"block_size": 1},
-    "blocks of 16": {"block_size": 16},
-    "blocks of 256": {"block_size": 256},
-    "swap": {"block_size": 4, "preemption": PreemptionMode.SWAP},
-    "recompute": {"block_size": 4, "preemption": PreemptionMode.RECOMPUTE},
-    "orca-oracle": {"system": "orca-oracle"},
-    "orca-pow2": {"system": "orca-pow2"},
-    "orca-max": {"system": "orca-max"},
+    **{f"blocks of {size}": {"block_size": size} for size in (1, 16, 256)},
+    **{way: {"block_size": 4, "preemption": PreemptionMode(way)} for way in ("swap", "recompute")},
+    **{name: {"system": name} for name in ("orca-oracle", "orca-pow2", "orca-max")},
     "faster-transformer": {"system": "faster-transformer", "max_num_seqs": 6},
 }
 MIXED = {"one batch": GREEDY["blocks of 16"], "swap": GREEDY["swap"], "recompute": GREEDY["recompute"]}
@@ -175,44 +169,21 @@ def _row(loaded: LoadedModel, variant: str, made: Generation, differing: list[st
 def against_generate(name: str, num_prompts: int, num_tokens: int) -> list[dict[str, Any]]:
     """Per variant: requests with generate's tokens; `undecided` differ where generate's own two best logits are within
     GAP."""
+    from repro.llm.definition import generate
+
     loaded, prompts = _model(name, num_prompts)
     expected, gaps = generate(loaded, prompts, num_tokens)
     sampling = [SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)] * num_prompts
     rows = []
     for variant, options in GREEDY.items():
         made = _engine(loaded, prompts, sampling, options).generate(prompts, sampling, progress=False)
-        apart = []  # (request, first token that differs)
+        apart = []  # (request, first token that differs, generate's gap there)
         for index, (result, theirs) in enumerate(zip(made, expected)):
             pairs = enumerate(zip(result.token_ids[0], theirs, strict=True))
-            apart += [(index, step) for step, (token, other) in pairs if token != other][:1]
-        undecided = sum(gaps[index][step] < GAP for index, step in apart)
-        remark = "request {}, token {}: best two logits {:.1e} apart"
-        differing = [remark.format(index, step, gaps[index][step]) for index, step in apart]
-        rows.append(_row(loaded, variant, made, differing, undecided))
+            apart += [(index, step, gaps[index][step]) for step, (token, other) in pairs if token != other][:1]
+        differing = ["request {}, token {}: best two logits {:.1e} apart".format(*one) for one in apart]
+        rows.append(_row(loaded, variant, made, differing, sum(gap < GAP for *_, gap in apart)))
     return rows
-
-
-def generate(
-    loaded: LoadedModel, prompts: list[list[int]], num_tokens: int
-) -> tuple[list[list[int]], list[list[float]]]:
-    """Greedy tokens of an untouched transformers model with the same weights, and by how much each was the best."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    config = copy.deepcopy(loaded.model.config)
-    config.eos_token_id = None  # as many tokens of each as asked for
-    model = AutoModelForCausalLM.from_config(config, dtype=loaded.dtype, attn_implementation="sdpa").eval()
-    model.load_state_dict(loaded.model.state_dict())
-    longest = max(map(len, prompts))
-    token_ids, mask = (
-        torch.tensor([[0] * (longest - len(prompt)) + row for prompt, row in zip(prompts, rows)])
-        for rows in (prompts, [[1] * len(prompt) for prompt in prompts])
-    )
-    with torch.no_grad():
-        asked = dict(do_sample=False, max_new_tokens=num_tokens, return_dict_in_generate=True, output_logits=True)
-        made = model.generate(token_ids, attention_mask=mask, pad_token_id=0, **asked)
-    best = torch.stack([logits.topk(2).values for logits in made.logits], dim=1)
-    return made.sequences[:, longest:].tolist(), (best[..., 0] - best[..., 1]).tolist()
 
 
 def _kinds(count: int, num_tokens: int) -> list[SamplingParams]:
@@ -223,9 +194,7 @@ def _kinds(count: int, num_tokens: int) -> list[SamplingParams]:
         {"n": 3, "temperature": 1.2, "top_k": 20},
         {"n": 3, "use_beam_search": True},
     )
-    return [
-        SamplingParams(**kinds[index % 4], seed=index, max_tokens=num_tokens, ignore_eos=True) for index in range(count)
-    ]
+    return [SamplingParams(**kinds[i % 4], seed=i, max_tokens=num_tokens, ignore_eos=True) for i in range(count)]
 
 
 def mixed_against_alone(name: str, num_prompts: int, num_tokens: int) -> list[dict[str, Any]]:
@@ -238,17 +207,15 @@ def mixed_against_alone(name: str, num_prompts: int, num_tokens: int) -> list[di
     rows = []
     for variant, options in MIXED.items():
         made = _engine(loaded, prompts, sampling, options).generate(prompts, sampling, progress=False)
-        pairs = enumerate(zip(made, alone))
-        differing = [f"request {index}" for index, (result, expected) in pairs if result.token_ids != expected]
+        differing = [f"request {index}" for index, (one, ids) in enumerate(zip(made, alone)) if one.token_ids != ids]
         rows.append(_row(loaded, variant, made, differing, 0))
     return rows
 
 
 def judge(rows: Rows, params: Params) -> list[Judgement]:
     greedy, mixed = rows["greedy"], rows["mixed"]
-    absent = ""
-    if EMBEDDED in params.models and EMBEDDED not in set(greedy["model"]):
-        absent = " SmolLM2 is not installed here: random models only."
+    missing = EMBEDDED in params.models and EMBEDDED not in set(greedy["model"])
+    absent = " SmolLM2 is not installed here: random models only." if missing else ""
     batch = mixed[mixed["variant"] == "one batch"]
     in_one = (batch["together"] == sum(one.n for one in _kinds(params.mixed_prompts, params.mixed_tokens))).all()
     same_mixed = _same(mixed) and bool(in_one) and params.mixed_prompts >= 4
@@ -269,9 +236,8 @@ def _counts(rows: pd.DataFrame, absent: str) -> dict[str, Any]:
     differing = rows[rows["differing"].notna()]
     cases = "".join(f" {row.model}, {row.variant}: {row.differing}." for row in differing.itertuples())
     preempted = {"swap": 0, "recompute": 0} | rows.groupby("variant")["preemptions"].sum().to_dict()
-    distinct = {f"{name}s": rows[name].nunique() for name in ("model", "variant")}
-    sums = rows[["equal", "total"]].sum().to_dict()
-    return sums | distinct | {"preempted": preempted, "cases": cases + absent}
+    counts = rows[["equal", "total"]].sum().to_dict() | {f"{one}s": rows[one].nunique() for one in ("model", "variant")}
+    return counts | {"preempted": preempted, "cases": cases + absent}
 
 
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
@@ -308,5 +274,4 @@ def _draw_matrix(axis: Axes, rows: pd.DataFrame, variants: list[str]) -> None:
     axis.set_xticks(places, variants, rotation=35, ha="right", rotation_mode="anchor")
     axis.tick_params(left=False, bottom=False)
     axis.grid(visible=False)
-    for spine in axis.spines.values():
-        spine.set_visible(False)
+    axis.spines[:].set_visible(False)

@@ -257,5 +257,4 @@ def _draw_first_slots(axis: Axes, row: dict[str, Any], name: str, words: list[st
     axis.set(xlim=(0, shown + 2.6), ylim=(-0.5, 0.5), xticks=[], yticks=[0], yticklabels=[f"request {name}"])
     axis.tick_params(left=False)
     axis.grid(visible=False)
-    for spine in axis.spines.values():
-        spine.set_visible(False)
+    axis.spines[:].set_visible(False)

@@ -51,7 +51,7 @@ class Params(sweep.SweepParameters):
         return {f"{model}/{workload}": f"{model.upper()}, {WORKLOAD_LABEL[workload]}" for model, workload in pairs}
 
 
-def setup(
+def setup_of(
     panel: str, name: str, duration_s: float, lengths: str | None, seed: int, assumption: str = MAIN
 ) -> sweep.Setup:
     """One system in one panel, under one assumption of the cost model."""
@@ -77,7 +77,7 @@ def points(params: Params) -> list[Point]:
             runs += [(seed, assumption) for assumption in others for seed in params.band_seeds]
             for rate in sweep.rates("fig12", panel, name):
                 seconds = _seconds(panel, rate, params.max_seconds)
-                result += sweep.points([setup(panel, name, seconds, params.lengths, *run) for run in runs], [rate])
+                result += sweep.points([setup_of(panel, name, seconds, params.lengths, *run) for run in runs], [rate])
             if params.crossings:
                 result += crossings(panel, name, **params.pick("max_seconds", "lengths", "seeds", "precision"))
     return result
@@ -89,7 +89,7 @@ def crossings(
     """The crossings of one system in one panel, searched for from the highest rate that is drawn."""
     start = max(sweep.rates("fig12", panel, name))
     seconds = _seconds(panel, start, max_seconds)
-    return sweep.crossings([setup(panel, name, seconds, lengths, seed) for seed in seeds], start, precision)
+    return sweep.crossings([setup_of(panel, name, seconds, lengths, seed) for seed in seeds], start, precision)
 
 
 def _seconds(panel: str, rate: float, max_seconds: float) -> float:
@@ -110,33 +110,25 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     from repro.report import plotting
 
     latency = rows["latency"]
-    main = latency[latency["assumption"] == MAIN]
-    slopes = latency[latency["assumption"].str.startswith("slope:")]
+    slopes = latency[latency["assumption"].str.startswith("slope:")].groupby(["panel", "system", "rate"], sort=False)
+    spread = slopes["latency_s_per_token"].agg(["min", "max"])
+    looks = plotting.styles(params.systems)
+
+    def band(axis: Axes, panel: str) -> None:
+        for name in params.systems:
+            here, color = spread.loc[panel, name].sort_index(), looks[name].color
+            axis.fill_between(here.index, here["min"], here["max"], color=color, alpha=0.10, linewidth=0)
+
     with plotting.house():
-        curves, axes = plotting.panels(list(params.panels.values()), columns=len(params.models), width=3.6, height=2.6)
-        for axis, panel in zip(axes, params.panels):
-            _band(axis, slopes[slopes["panel"] == panel], plotting.styles(params.systems))
-            sweep.draw_curves(axis, main[main["panel"] == panel], sweep.drawn("fig12", panel, params.systems))
-        plotting.legend(curves, main, with_paper=True)
-        plotting.footer(
-            curves,
-            main,
-            with_paper=True,
-            note="Pale: the other ways to split Fig. 1's slope. Calibrated on vLLM's lowest rate in each panel",
-        )
+        main = latency[latency["assumption"] == MAIN]
+        note = "Pale: the other ways to split Fig. 1's slope. Calibrated on vLLM's lowest rate in each panel"
+        curves = sweep.draw_panels(main, "fig12", params.panels, len(params.models), note, band)
         figures = {"fig12_basic_sampling": curves}
         if params.crossings:
             note = "Hollow: read off our curve on the paper's grid of rates"
-            figures["fig12_crossings"] = sweep.draw(
-                rows["crossing"], "fig12", params.panels, 15, 0.15, note, grid_readings(latency)
-            )
+            read = grid_readings(latency)
+            figures["fig12_crossings"] = sweep.draw(rows["crossing"], "fig12", params.panels, 15, 0.15, note, read)
     return figures
-
-
-def _band(axis: Axes, rows: pd.DataFrame, looks: dict[str, Any]) -> None:
-    for name, group in rows.groupby("system", sort=False):
-        spread = group.groupby("rate")["latency_s_per_token"].agg(["min", "max"])
-        axis.fill_between(spread.index, spread["min"], spread["max"], color=looks[name].color, alpha=0.10, linewidth=0)
 
 
 def judge(rows: Rows, params: Params) -> list[Judgement]:
@@ -156,18 +148,15 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
         return {model: ratio(f"{model}/sharegpt", other) for model in params.models}
 
     over_oracle, over_max = by_model("orca-oracle"), by_model("orca-max")
-    read = "; ".join(
-        f"{panel} {name} {rate:.3g}"
-        for (panel, name), rate in grid_readings(rows["latency"]).items()
-        if name in orcas_and_vllm
-    )
+    read = {key: rate for key, rate in grid_readings(rows["latency"]).items() if key[1] in orcas_and_vllm}
     alpaca = {name: ratio("opt-175b/alpaca", name) for name in ("orca-oracle", "orca-pow2")}
     larger = {
         "longer-sequences": over_oracle["opt-13b"] > ratio("opt-13b/alpaca", "orca-oracle"),
         "larger-models": over_oracle["opt-175b"] > over_oracle["opt-13b"],
     }
     fastest = max(ratio(panel, "faster-transformer") for panel in params.panels)
-    facts = {"precision": params.precision, "read": read}
+    listed = "; ".join(f"{panel} {name} {rate:.3g}" for (panel, name), rate in read.items())
+    facts = {"precision": params.precision, "read": listed}
     return [
         Judgement("fig12-curves", table(mean), "modelled", table(ends), facts=facts),
         Judgement("rate-vs-oracle-sharegpt", over_oracle, "modelled"),

@@ -35,12 +35,8 @@ if TYPE_CHECKING:
 
     from repro.harness.tables import Rows
 
-TABLES = {
-    "saturated": ("workload", "system", "n"),
-    "latency": ("workload", "system", "multiple"),
-    "generate": ("workload",),
-    "replayed": ("workload", "system"),
-}
+_RUN = ("workload", "system")
+TABLES = {"saturated": (*_RUN, "n"), "latency": (*_RUN, "multiple"), "generate": ("workload",), "replayed": _RUN}
 KINDS = ("saturated", "latency", "generate")
 METRICS = (*INTERVAL, "finished_rate", "mean_batch", "latency_s_per_token", "preemptions", *PIECES)
 COLUMNS = ("system", "workload", "n", "rate", "multiple", "mark", *METRICS, "model", "kv_slots", *ABOUT)
@@ -102,27 +98,24 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     with plotting.house():
         throughput, axes = plotting.panels(list(WORKLOADS.values()), width=5.0, height=3.4)
         for axis, workload in zip(axes, WORKLOADS):
-            _draw_throughput(axis, rows, workload)
+            _draw_throughput(axis, rows, workload, plotting)
         axes[0].set_ylabel("useful output tokens/s")
         setting = "{model}, {kv_slots:,.0f} slots".format_map(rows["saturated"].iloc[0])
         plotting.footer(throughput, clocked, note=f"{setting}; vLLM's multiple under each name: here (the paper)")
-        figures = {"fig12_measured": throughput, "fig12_measured_memory": _draw_memory(rows, clocked)}
+        figures = {"fig12_measured": throughput, "fig12_measured_memory": _draw_memory(rows, clocked, plotting)}
         if len(rows["latency"]):
-            figures["fig12_measured_latency"] = _draw_latency(rows)
+            figures["fig12_measured_latency"] = _draw_latency(rows, plotting)
     return figures
 
 
-def _draw_throughput(axis: Axes, rows: Rows, workload: str) -> None:
-    from repro.report import plotting
-
+def _draw_throughput(axis: Axes, rows: Rows, workload: str, plotting: Any) -> None:
     chosen, names = basic(rows, workload), []
     looks, ours, theirs = plotting.styles(SYSTEMS), ratios(rows, workload), paper_ratios(workload)
     for place, name in enumerate(SYSTEMS):
         found = chosen[chosen["system"] == name]
-        first, _, second = plotting.label(name).partition(" (")
-        here = "×{:.2f}\n± {:.2f}".format(*ours[name]) if name in ours else ""
-        there = f"(×{theirs[name]:.2f})" if name in theirs else ""
-        names.append(f"{first}\n{'(' + second if second else ''}\n{here}\n{there}")
+        lines = [*plotting.label(name).replace(" (", "\n(").split("\n"), ""][:2]
+        lines += ["×{:.2f}\n± {:.2f}".format(*ours[name])] if name in ours else [""]
+        names.append("\n".join([*lines, f"(×{theirs[name]:.2f})" if name in theirs else ""]))
         if found.empty:
             axis.text(place, 0, "not\nmeasured", ha="center", va="bottom", fontsize=8, color=shared.GREY)
             continue
@@ -135,9 +128,7 @@ def _draw_throughput(axis: Axes, rows: Rows, workload: str) -> None:
     axis.grid(axis="x", visible=False)
 
 
-def _draw_memory(rows: Rows, clocked: pd.DataFrame) -> Figure:
-    from repro.report import plotting
-
+def _draw_memory(rows: Rows, clocked: pd.DataFrame, plotting: Any) -> Figure:
     titles = [f"{label}: {what}" for what in ("the K/V pool", "batched requests") for label in WORKLOADS.values()]
     figure, axes = plotting.panels(titles, columns=2, width=5.0, height=3.0)
     for index, workload in enumerate(WORKLOADS):
@@ -152,9 +143,7 @@ def _draw_memory(rows: Rows, clocked: pd.DataFrame) -> Figure:
     return figure
 
 
-def _draw_latency(rows: Rows) -> Figure:
-    from repro.report import plotting
-
+def _draw_latency(rows: Rows, plotting: Any) -> Figure:
     figure, axes = plotting.panels(list(WORKLOADS.values()), width=5.0, height=3.2)
     latency = rows["latency"]
     for axis, workload in zip(axes, WORKLOADS):

@@ -100,7 +100,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
         titles = ["Blocks saved by sharing", "A shared prefix: throughput"]
         saving, axes = plotting.panels(titles, width=5.4, height=3.1)
         _draw_saving(axes[0], sharing[(sharing["system"] == "vllm") & (sharing["n"] > BASIC)])
-        _draw_prefix(axes[1], rows["prefix"])
+        _draw_prefix(axes[1], rows["prefix"], plotting)
         everything = shared.together(sharing, rows["prefix"])
         plotting.footer(saving, everything, note="Hollow: Fig. 15; in brackets: Fig. 16")
     return {"fig14_measured": throughput, "fig15_measured": saving}
@@ -113,8 +113,7 @@ def _draw_gains(axis: Axes, rows: pd.DataFrame) -> None:
         ours, theirs = gains(rows, method), paper_gains(method)
         ratios, off = ([found[part] for found in ours.values()] for part in (0, 1))
         axis.errorbar([n + shift for n in ours], ratios, off, capsize=2.5, label=label, **look)
-        dotted = dict(markerfacecolor="none", markersize=8, linestyle=(0, (1, 1.6)), linewidth=1)
-        axis.plot(list(theirs), list(theirs.values()), **look, **dotted)
+        axis.plot(list(theirs), list(theirs.values()), **look, **shared.HOLLOW | {"markersize": 8})
     axis.set(xlabel="sequences a request", ylabel="times Orca (Oracle)", ylim=(1, None))
     axis.legend(fontsize=8.5)
 
@@ -136,9 +135,7 @@ def _draw_saving(axis: Axes, rows: pd.DataFrame) -> None:
     axis.grid(axis="x", visible=False)
 
 
-def _draw_prefix(axis: Axes, rows: pd.DataFrame) -> None:
-    from repro.report import plotting
-
+def _draw_prefix(axis: Axes, rows: pd.DataFrame, plotting: Any) -> None:
     looks, prefixes = plotting.styles(SYSTEMS), sorted(rows["prefix_tokens"].unique())
     shared.label_rates(axis)
     axis.grid(axis="x", visible=False)

@@ -70,19 +70,14 @@ class ChunkCopyingSystem(System):
         )
 
 
-def _system(panel: str, name: str) -> System:
-    known = system(name)
-    if known.reservation is None or not panel.startswith("beam"):
-        return known
-    return ChunkCopyingSystem(known.name, known.label, known.scheduler, known.reservation)
-
-
-def setup(panel: str, name: str, duration_s: float, seed: int, beams: str | None = None) -> sweep.Setup:
+def setup_of(panel: str, name: str, duration_s: float, seed: int, beams: str | None = None) -> sweep.Setup:
     """One system in one panel; `beams` is a recording's file."""
     method, _, width = panel.partition("/")
+    known = system(name)
+    copies = known.reservation is not None and method == "beam"
     return sweep.Setup(
         {"panel": panel, "copies": True},
-        _system(panel, name),
+        ChunkCopyingSystem(**vars(known)) if copies else known,
         trace=partial(trace_of, "alpaca", lengths=None),
         duration_s=duration_s,
         seed=seed,
@@ -98,49 +93,42 @@ def without_copies(setup: sweep.Setup) -> sweep.Setup:
 def points(params: Params) -> list[Point]:
     result = []
     for panel in params.panels:
-        beam = panel.startswith("beam")
+        method, _, width = panel.partition("/")
+        beam = method == "beam"
         seconds = min(params.max_seconds, params.beam_seconds) if beam else params.max_seconds
-        nearest = min((2, 4, 6), key=lambda known: abs(known - int(panel.partition("/")[2])))
+        nearest = min((2, 4, 6), key=lambda known: abs(known - int(width)))
         for name in params.systems:
-            rates = sweep.rates("fig14", panel, name, f"{panel.partition('/')[0]}/{nearest}")
+            rates = sweep.rates("fig14", panel, name, f"{method}/{nearest}")
             seeds = params.beam_seeds if beam else params.seeds
-            setups = [setup(panel, name, seconds, seed, params.beams) for seed in seeds]
+            setups = [setup_of(panel, name, seconds, seed, params.beams) for seed in seeds]
             result += sweep.points(setups, rates)
             if params.crossings:
                 copying = [*setups, *map(without_copies, setups)] if beam and name != "vllm" else setups
                 # What is found does not depend on where the search begins by more than its precision.
                 start = paper.crossings("fig14", sweep.LEVEL).get(panel, {}).get(name) or max(rates)
                 result += sweep.crossings(copying, start, params.precision)
-    if params.crossings:
-        for name in ("orca-oracle", "vllm"):
-            if name in params.systems:
-                start = paper.crossings("fig12", sweep.LEVEL)["opt-13b/alpaca"][name]
-                basic = setup(BASIC, name, params.max_seconds, params.seeds[0])
-                result += sweep.crossings([basic], start, params.precision)
+    for name in ("orca-oracle", "vllm"):
+        if params.crossings and name in params.systems:
+            start = paper.crossings("fig12", sweep.LEVEL)["opt-13b/alpaca"][name]
+            basic = setup_of(BASIC, name, params.max_seconds, params.seeds[0])
+            result += sweep.crossings([basic], start, params.precision)
     return result
 
 
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     from repro.report import plotting
 
-    latency = rows["latency"]
+    note = (
+        "Calibrated: the host's cost of a request, on vLLM's crossing with 6 parallel samples; that of a beam step, on "
+        "vLLM's with 6 beams"
+    )
     with plotting.house():
-        curves, axes = plotting.panels(list(params.panels.values()), columns=len(params.widths), width=3.6, height=2.6)
-        for axis, panel in zip(axes, params.panels):
-            theirs = sweep.drawn("fig14", panel, params.systems)
-            sweep.draw_curves(axis, latency[latency["panel"] == panel], theirs)
-        plotting.legend(curves, latency, with_paper=True)
-        note = (
-            "Calibrated: the host's cost of a request, on vLLM's crossing with 6 parallel samples; that of a beam "
-            "step, on vLLM's with 6 beams"
-        )
-        plotting.footer(curves, latency, with_paper=True, note=note)
+        curves = sweep.draw_panels(rows["latency"], "fig14", params.panels, len(params.widths), note)
         figures = {"fig14_multi_sequence": curves}
         if params.crossings and not paper.figure("fig14").keys().isdisjoint(params.panels):
             note = "Hollow: copying beams takes no time" if "beam" in params.methods else ""
-            figures["fig14_crossings"] = sweep.draw(
-                rows["crossing"], "fig14", params.panels, 20, 0.17, note, calibrated=CALIBRATED
-            )
+            off = sweep.draw(rows["crossing"], "fig14", params.panels, 20, 0.17, note, calibrated=CALIBRATED)
+            figures["fig14_crossings"] = off
     return figures
 
 
@@ -180,9 +168,8 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
             "rises over basic and beam 2 4 6": all(left < right for left, right in zip(rising, rising[1:])),
         }
         text = ", ".join(f"{value:.2f}" for value in rising)
-        gain_note = (
-            f"Basic and beam 2, 4, 6: {text}; beam 6 if Oracle's copies took no time: {gain('beam/6', free):.2f}."
-        )
+        uncharged = gain("beam/6", free)
+        gain_note = f"Basic and beam 2, 4, 6: {text}; beam 6 if Oracle's copies took no time: {uncharged:.2f}."
     else:
         gain_note = "Parallel 2, 4, 6: " + ", ".join(f"{gain(panel):.2f}" for panel in params.panels) + "."
     widest = {panel: gain(panel) for panel in params.panels if panel.endswith(f"/{max(params.widths)}")}

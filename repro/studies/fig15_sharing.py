@@ -27,6 +27,7 @@ from repro.simulate.beams import KINDS, Turnover, recording
 from repro.simulate.metrics import UsageSamples
 from repro.studies import sweep
 from repro.studies.common import WORKLOAD_LABEL, Positive, Seeds, Some, Workloads, deployment_of, trace_of
+from repro.studies.sweep import Setup
 from repro.workloads import Trace
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def points(params: Params) -> list[Point]:
             if method == "beam":
                 variants += [(params.seeds[0], AS_DRAWN, share) for share in params.turnovers]
             setups = [
-                setup(method, workload, width, seconds, *variant, params.lengths, params.beams)
+                setup_of(method, workload, width, seconds, *variant, params.lengths, params.beams)
                 for width in params.widths
                 for variant in variants
             ]
@@ -100,7 +101,7 @@ def points(params: Params) -> list[Point]:
     return result
 
 
-def setup(
+def setup_of(
     method: str,
     workload: str,
     width: int,
@@ -110,9 +111,9 @@ def setup(
     turnover: float | None = None,
     lengths: str | None = None,
     beams: str | None = None,
-) -> sweep.Setup:
+) -> Setup:
     """vLLM with `width` sequences a request; with a `turnover`, made-up beams take the place of recorded ones."""
-    chosen = sweep.Setup(
+    chosen = Setup(
         {"method": method, "workload": workload, "width": width, "dependence": dependence, "turnover": turnover},
         system("vllm"),
         trace=partial(trace_of if dependence == AS_DRAWN else independent_trace, workload, lengths=lengths),
@@ -142,17 +143,15 @@ class PromptShare(Observer):
 
 
 def independent_trace(workload: str, rate: float, duration_s: float, seed: int, lengths: str | None) -> Trace:
-    """The trace with its outputs dealt out anew, so that a prompt's length says nothing about its output's.
-
-    Where a long prompt meets a long output, the output is cut to what the model takes.
-    """
+    """A trace whose outputs are dealt out anew, so that a prompt's length says nothing about its output's. An output is
+    cut to what the model takes."""
     trace = trace_of(workload, rate, duration_s, seed, lengths)
     outputs = np.random.default_rng(0).permutation(trace.output_tokens)
     longest = deployment_of("opt-13b").model.max_model_len
     return replace(trace, output_tokens=np.minimum(outputs, longest - trace.prompt_tokens))
 
 
-def saving(setup: sweep.Setup, rate: float) -> dict[str, Any]:
+def saving(setup: Setup, rate: float) -> dict[str, Any]:
     """Blocks saved by sharing (%), and the prompts' share of the stored tokens (%)."""
     trace = setup.trace_at(rate)
     usage, prompts = UsageSamples(0.0, setup.duration_s), PromptShare(setup.duration_s)
@@ -239,8 +238,8 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
             judgements.append(Judgement(claim, ours, "replayed", ends, facts=facts))
         alpaca = recorded(of_method[of_method["workload"] == "alpaca"])
         if method == "beam":
-            most = alpaca.groupby("width")["saving"].mean().max()
-            judgements.append(Judgement("beam-sharing-up-to-55", most, "replayed"))
+            means = alpaca.groupby("width")["saving"].mean()
+            judgements.append(Judgement("beam-sharing-up-to-55", means.max(), "replayed"))
         else:
             # n sequences that share s blocks save (n - 1) s.
             blocks = alpaca["saving"] * alpaca["width"] / (alpaca["width"] - 1)

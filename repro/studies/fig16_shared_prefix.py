@@ -24,6 +24,7 @@ from repro.simulate.metrics import BatchAverage
 from repro.simulate.profiles import cost_model
 from repro.studies import sweep
 from repro.studies.common import Positive, Some, about
+from repro.studies.sweep import Setup, latency_at
 from repro.workloads.translation import MEAN_TOKENS, translation_trace
 
 if TYPE_CHECKING:
@@ -61,11 +62,11 @@ class Params(sweep.SweepParameters):
     free: ClassVar = ("seeds", "sentences")
 
 
-def setup(
+def setup_of(
     prefix: int, name: str, sentences: str | None, duration_s: float, seed: int, assumption: str = DRAWN
-) -> sweep.Setup:
+) -> Setup:
     """One system, whose requests begin with the same `prefix` tokens, under one assumption."""
-    return sweep.Setup(
+    return Setup(
         {"prefix_tokens": prefix, "assumption": assumption, "duration_s": duration_s},
         system(name),
         DEPLOYMENTS[MODEL],
@@ -87,23 +88,23 @@ def points(params: Params) -> list[Point]:
             drawn = sweep.rates("fig16", PANELS.get(prefix, PANELS[341]), name)
             # The paper's rates lie close together where its own curve bends; ours bends a little before.
             rates = sorted({*drawn, *(round(share * max(drawn), 3) for share in (0.5, 0.65, 0.75, 0.85, 0.9))})
-            served = partial(setup, prefix, name, params.sentences)
-            result += sweep.points([served(*run) for run in runs], rates, latency_at)
+            served = partial(setup_of, prefix, name, params.sentences)
+            result += sweep.points([served(*run) for run in runs], rates, batched_at)
             if params.crossings:
                 setups = [served(*run) for run in runs + others]
                 result += sweep.crossings(setups, max(drawn), params.precision, crossing_of)
     return result
 
 
-def latency_at(setup: sweep.Setup, rate: float) -> dict[str, Any]:
+def batched_at(setup: Setup, rate: float) -> dict[str, Any]:
     """One point of a curve, with the mean number of running requests."""
     batch = BatchAverage(0.0, setup.duration_s)
-    return sweep.latency_at(setup, rate, [batch]) | {"batched_requests": batch.mean}
+    return latency_at(setup, rate, [batch]) | {"batched_requests": batch.mean}
 
 
-def crossing_of(setup: sweep.Setup, start: float, precision: float) -> dict[str, Any]:
+def crossing_of(setup: Setup, start: float, precision: float) -> dict[str, Any]:
     """The rate (req/s) at which the latency reaches 0.5 s/token, and what is served at that rate."""
-    row = latency_at(setup, setup.crossing(start, precision))
+    row = batched_at(setup, setup.crossing(start, precision))
     return {"crossing_rate": row.pop("rate"), **row}
 
 
@@ -111,9 +112,8 @@ def shared_prompt(users: int, prompt_tokens: int) -> dict[str, Any]:
     """Physical blocks that hold a prompt which several requests share, in the real manager at block size 16."""
     manager = PagedKVCacheManager(num_blocks=1000)
     manager.store_prefix("system", prompt_tokens)
-    groups = [
-        SequenceGroup(Request(user, 0.0, prompt_tokens + 1, 1, SamplingParams(), "system")) for user in range(users)
-    ]
+    requests = [Request(user, 0.0, prompt_tokens + 1, 1, SamplingParams(), "system") for user in range(users)]
+    groups = list(map(SequenceGroup, requests))
     for group in groups:
         manager.allocate(group, group.request.prompt_tokens)
     full = prompt_tokens // manager.block_size
@@ -126,10 +126,9 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
 
     latency = rows["latency"]
     titles = [f"LLaMA-13B, {prefix} shared tokens" for prefix in params.prefixes]
+    titles += ["vLLM's rate over Orca (Oracle)'s"] * params.crossings
     with plotting.house():
-        figure, axes = plotting.panels(
-            titles + ["vLLM's rate over Orca (Oracle)'s"] * params.crossings, width=3.9, height=3.2
-        )
+        figure, axes = plotting.panels(titles, width=3.9, height=3.2)
         for axis, prefix in zip(axes, params.prefixes):
             theirs = sweep.drawn("fig16", PANELS.get(prefix, ""), SYSTEMS)
             sweep.draw_curves(axis, latency[latency["prefix_tokens"] == prefix], theirs)

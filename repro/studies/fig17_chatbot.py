@@ -40,9 +40,7 @@ ANCHOR = "opt-13b/sharegpt"
 #: rule as the paper states it.
 CONVERSATIONS: dict[str, tuple[float, float | None]] = {
     "as stated": (0.1, None),
-    "2 rounds": (0.1, 2.0),
-    "4 rounds": (0.1, 4.0),
-    "8 rounds": (0.1, 8.0),
+    **{f"{rounds} rounds": (0.1, float(rounds)) for rounds in (2, 4, 8)},
     "one endless": (0.0, None),
 }
 #: assumptions: name -> arguments of the cost model. The first one is the curve.
@@ -65,7 +63,7 @@ class Params(sweep.SweepParameters):
         return self
 
 
-def setup(
+def setup_of(
     name: str, duration_s: float, lengths: str | None, seed: int, conversations: str = STATED, assumption: str = DRAWN
 ) -> sweep.Setup:
     """One system with one kind of conversations, under one assumption of the cost model."""
@@ -78,6 +76,7 @@ def setup(
         partial(chatbot_trace, lengths=lengths, new_probability=new_probability, mean_rounds=mean_rounds),
         duration_s,
         seed,
+        facts=full_prompts,
     )
 
 
@@ -87,30 +86,19 @@ def points(params: Params) -> list[Point]:
         known = sweep.drawn("fig17", PANEL, [name, "vllm"])
         rates = [rate for rate, _ in known.get(name, known["vllm"])]
         beyond = [round(factor * rates[-1], 3) for factor in (1.1, 1.2)]  # ours may turn up later than the paper's
-        served = partial(setup, name, params.max_seconds, params.lengths)
+        served = partial(setup_of, name, params.max_seconds, params.lengths)
         runs = [(seed, STATED, DRAWN) for seed in params.seeds]
-        result += sweep.points([served(*run) for run in runs], rates + beyond, latency_at)
+        result += sweep.points([served(*run) for run in runs], rates + beyond)
         if params.crossings:
             runs += [(seed, conversations, DRAWN) for conversations in CONVERSATIONS for seed in params.band_seeds]
             runs += [(seed, STATED, assumption) for assumption in ASSUMPTIONS for seed in params.band_seeds]
             setups = [served(*run) for run in dict.fromkeys(runs)]
-            result += sweep.crossings(setups, max(rates), params.precision, crossing_of)
+            result += sweep.crossings(setups, max(rates), params.precision)
     return result
 
 
-def latency_at(setup: sweep.Setup, rate: float) -> dict[str, Any]:
-    """One point of a curve, with the share of full prompts in its trace."""
-    return sweep.latency_at(setup, rate) | full_prompts(setup.trace_at(rate))
-
-
-def crossing_of(setup: sweep.Setup, start: float, precision: float) -> dict[str, Any]:
-    """The rate (req/s) at which the latency reaches 0.5 s/token, and the share of full prompts at that rate."""
-    rate = setup.crossing(start, precision)
-    trace = setup.trace_at(rate)
-    return {**setup.row(trace), "crossing_rate": rate, **full_prompts(trace)}
-
-
 def full_prompts(trace: Trace) -> dict[str, float]:
+    """The share of prompts that take all of the 1024 tokens."""
     return {"full_prompts": float((trace.prompt_tokens == PROMPT_LIMIT).mean())}
 
 

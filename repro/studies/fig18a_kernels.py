@@ -12,6 +12,7 @@ The study knows no kernel: it reads experiments/recorded, whose rows `python -m 
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +24,7 @@ from repro.report import paper
 from repro.report.claims import Judgement
 from repro.studies.common import about
 from repro.studies.fig18b_block_size import REFERENCE
-from repro.studies.measured import GREY, Gpu, kernel_rows, powers_of_two
+from repro.studies.measured import GREY, HOLLOW, Gpu, kernel_rows, powers_of_two
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +44,6 @@ OURS = {"permuted": PERMUTED, "in order": IN_ORDER}
 #: kernel -> colour, marker
 LOOKS = {PERMUTED: ("#0072B2", "o"), IN_ORDER: ("#56B4E9", "P"), FLASH: ("#999933", "D"), CUDNN: ("#882255", "<")}
 CLOCKED = {"linewidth": 1.6, "markersize": 5.5, "markeredgecolor": "black", "markeredgewidth": 0.7}
-HOLLOW = {"linestyle": (0, (1, 1.6)), "linewidth": 1.0, "markersize": 7, "markerfacecolor": "none"}
 
 
 class Params(Parameters):
@@ -111,16 +111,14 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     shapes = rows["decode"][rows["decode"]["dtype"] == params.dtype]
     with plotting.house():
         return {
-            "fig18a_kernels": _kernels(rows["fig18a"]),
-            "fig18a_bandwidth": _bandwidth(shapes[shapes["kernel"] != IN_ORDER]),
-            "fig18a_paging": _paging(shapes[shapes["kernel"].isin((PERMUTED, IN_ORDER))]),
-            "fig18a_block_sizes": _block_sizes(rows["block_sizes"]),
+            "fig18a_kernels": _kernels(rows["fig18a"], plotting),
+            "fig18a_bandwidth": _bandwidth(shapes[shapes["kernel"] != IN_ORDER], plotting),
+            "fig18a_paging": _paging(shapes[shapes["kernel"].isin((PERMUTED, IN_ORDER))], plotting),
+            "fig18a_block_sizes": _block_sizes(rows["block_sizes"], plotting),
         }
 
 
-def _kernels(rows: pd.DataFrame) -> Figure:
-    from repro.report import plotting
-
+def _kernels(rows: pd.DataFrame, plotting: Any) -> Figure:
     titles = [*(f"Batch of {batch}" for batch in BATCHES), "Paged over contiguous"]
     figure, axes = plotting.panels(titles, width=4.0, height=3.5)
     times = paper_scale(rows)
@@ -192,17 +190,7 @@ def _name_shapes(axis: Axes, places: dict[tuple[int, str], float]) -> None:
     axis.set_xlabel("context (tokens)")
 
 
-def _foot(figure: Figure, rows: pd.DataFrame, note: str) -> None:
-    from repro.report import plotting
-
-    plotting.footer(figure, rows, note=f"{rows['dtype'].iloc[0]}, blocks of {REFERENCE}. {note}")
-
-
-def _bandwidth(rows: pd.DataFrame) -> Figure:
-    from matplotlib.lines import Line2D
-
-    from repro.report import plotting
-
+def _bandwidth(rows: pd.DataFrame, plotting: Any) -> Figure:
     figure, axes = plotting.panels(list(HEADS.values()), columns=1, width=9.0, height=3.0)
     places, looks = _places(rows), {kernel: look for kernel, look in LOOKS.items() if kernel in set(rows["kernel"])}
     for axis, heads in zip(axes, HEADS):
@@ -212,11 +200,11 @@ def _bandwidth(rows: pd.DataFrame) -> Figure:
             _over_shapes(axis, own, "fraction_of_copy", kernel, places)
         _name_shapes(axis, places)
         axis.set(ylabel="fraction of copy bandwidth", ylim=(0, 1.25))
-    handles = [
-        Line2D([], [], color=color, marker=marker, label=kernel, **CLOCKED) for kernel, (color, marker) in looks.items()
-    ]
+    line = partial(plotting.Line2D, [], [], **CLOCKED)
+    handles = [line(color=color, marker=marker, label=kernel) for kernel, (color, marker) in looks.items()]
     figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=9)
-    _foot(figure, rows, "Ragged: contexts of 1 to 2048 tokens, not given to SDPA")
+    note = "Ragged: contexts of 1 to 2048 tokens, not given to SDPA"
+    plotting.footer(figure, rows, note=f"{rows['dtype'].iloc[0]}, blocks of {REFERENCE}. {note}")
     return figure
 
 
@@ -226,9 +214,7 @@ def paging_cost(rows: pd.DataFrame) -> pd.DataFrame:
     return times.assign(percent=overhead(times, IN_ORDER)).reset_index()
 
 
-def _paging(rows: pd.DataFrame) -> Figure:
-    from repro.report import plotting
-
+def _paging(rows: pd.DataFrame, plotting: Any) -> Figure:
     figure, axes = plotting.panels(list(HEADS.values()), columns=1, width=9.0, height=2.7, sharey=True)
     places, costs = _places(rows), paging_cost(rows)
     for axis, heads in zip(axes, HEADS):
@@ -243,13 +229,12 @@ def _paging(rows: pd.DataFrame) -> Figure:
         f"{least['batch']} x {least['context']}",
         f"{least[PERMUTED]:.1f} us against {least[IN_ORDER]:.1f} us",
     )
-    _foot(figure, rows, f"The lowest, {shape}, is {times}")
+    note = f"{rows['dtype'].iloc[0]}, blocks of {REFERENCE}. The lowest, {shape}, is {times}"
+    plotting.footer(figure, rows, note=note)
     return figure
 
 
-def _block_sizes(rows: pd.DataFrame) -> Figure:
-    from repro.report import plotting
-
+def _block_sizes(rows: pd.DataFrame, plotting: Any) -> Figure:
     figure, axes = plotting.panels(list(HEADS.values()), width=4.6, height=3.1, sharey=True)
     for axis, heads in zip(axes, HEADS):
         axis.axhline(1, color=GREY, linewidth=0.8)

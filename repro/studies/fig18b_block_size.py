@@ -26,7 +26,7 @@ from repro.simulate.metrics import UsageSamples
 from repro.simulate.profiles import cost_model
 from repro.simulate.serve import serve
 from repro.studies.common import BlockSizes, Positive, Seeds, about, check_serving, deployment_of, trace_of
-from repro.studies.measured import GpuOrNone, kernel_rows, powers_of_two, together
+from repro.studies.measured import HOLLOW, GpuOrNone, kernel_rows, modelled_curve, powers_of_two, together
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,10 +69,9 @@ def points(params: Params) -> list[Point]:
     relative = {row["block_size"]: row["relative"] for row in kernel_times(**given)} if given else {}
     for workload, rate in params.rates.items():
         for size in params.block_sizes:
-            kernel = relative.get(size, 0.0)
-            variants = [(WASTE, 1.0), *([(BOTH, kernel)] if kernel >= 1.0 and size <= REFERENCE else [])]
-            for effects, slower in variants:
-                run = {"workload": workload, "rate": rate, "block_size": size, "effects": effects, "kernel": slower}
+            slower = size <= REFERENCE and relative.get(size, 0.0) >= 1.0
+            for kernel in (None, relative[size]) if slower else (None,):
+                run = {"workload": workload, "rate": rate, "block_size": size, "kernel": kernel}
                 run |= params.pick("duration_s", "lengths")
                 weight = rate * params.duration_s
                 found += [Point(served_with, run | {"seed": seed}, "served", weight) for seed in params.seeds]
@@ -91,30 +90,24 @@ def kernel_times(path: Path, evidence: str) -> list[dict[str, Any]]:
 
 
 def served_with(
-    workload: str,
-    rate: float,
-    duration_s: float,
-    block_size: int,
-    seed: int,
-    effects: str,
-    kernel: float,
-    lengths: str | None,
+    workload: str, rate: float, duration_s: float, block_size: int, kernel: float | None, seed: int, lengths: str | None
 ) -> dict[str, Any]:
-    """Mean normalized latency (s/token) and the mean share of slots (%) in last blocks that hold no token."""
+    """Mean normalized latency (s/token) and the mean share of slots (%) in last blocks that hold no token. `kernel` is
+    its time over that with blocks of 16; None leaves the kernel out."""
     deployment = deployment_of("opt-13b")
     trace = trace_of(workload, rate, duration_s, seed, lengths)
     costs = cost_model("a100-2023", deployment, block_size, anchor=f"opt-13b/{workload}")
     # What reading K/V takes by Fig. 18a; as Fig. 1's slope already holds it for blocks of 16, only the difference is
     # added.
     reading_s = cost_model("a100-2023", deployment, split="kernel").per_context_token_s
-    costs = replace(costs, per_context_token_s=(kernel - 1) * reading_s)
+    costs = replace(costs, per_context_token_s=((kernel or 1.0) - 1) * reading_s)
     usage = UsageSamples(0.0, duration_s)
     served = serve(system("vllm"), deployment, trace, costs, block_size, observers=(usage,))
     return {
         "workload": workload,
         "rate": rate,
         "block_size": block_size,
-        "effects": effects,
+        "effects": BOTH if kernel else WASTE,
         **about("modelled", costs.name, seed, trace),
         "latency_s_per_token": served.latency_s_per_token,
         "wasted": 100 * (usage.mean("reserved") + usage.mean("internal")),
@@ -154,15 +147,10 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
 
 
 def _draw_latency(axis: Axes, rows: pd.DataFrame, drawn: list[tuple[float, float]]) -> None:
-    hollow = dict(linestyle=(0, (1, 1.6)), linewidth=1.0, markersize=7, markerfacecolor="none")
-    axis.plot(*zip(*drawn), "o", color="#0072B2", label="the paper", **hollow)
+    axis.plot(*zip(*drawn), "o", color="#0072B2", label="the paper", **HOLLOW)
     for (effects, group), color, marker in zip(rows.groupby("effects", sort=False), ("#0072B2", "#117733"), "os"):
-        spread = group.groupby("block_size")["latency_s_per_token"].agg(["mean", "min", "max"])
-        axis.fill_between(spread.index, spread["min"], spread["max"], color=color, alpha=0.18, linewidth=0)
-        look = dict(color=color, linestyle=(0, (4, 1.5)), markersize=4, label=effects)
-        axis.plot(spread.index, spread["mean"], marker, **look)
-    axis.set_yscale("log")
-    axis.set_ylabel("normalized latency (s/token)")
+        modelled_curve(axis, group, "latency_s_per_token", color, marker, effects)
+    axis.set(ylabel="normalized latency (s/token)", yscale="log")
     axis.legend(fontsize=8)
 
 

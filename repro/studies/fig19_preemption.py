@@ -13,6 +13,7 @@ The model knows last-block waste and the cost of transfers, not how efficient th
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from repro.report.claims import Judgement
 from repro.simulate.profiles import a100_2023, cost_model
 from repro.simulate.serve import serve
 from repro.studies.common import BlockSizes, Positive, Rates, Seeds, about, check_serving, deployment_of, trace_of
-from repro.studies.measured import GpuOrNone, kernel_rows, powers_of_two, runs, together
+from repro.studies.measured import HOLLOW, GpuOrNone, kernel_rows, modelled_curve, powers_of_two, runs, together
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,11 +39,8 @@ if TYPE_CHECKING:
 
     from repro.harness.tables import Rows
 
-TABLES = {
-    "alone": ("way", "block_size"),
-    "recorded": ("way", "block_size"),
-    "end_to_end": ("rate", "block_size", "way", "seed"),
-}
+_ALONE = ("way", "block_size")
+TABLES = {"alone": _ALONE, "recorded": _ALONE, "end_to_end": ("rate", *_ALONE, "seed")}
 PAPER_RATE = 2.01  # req/s: Fig. 19b's
 TOKENS = 256
 BLOCK_SIZES = tuple(2**power for power in range(9))
@@ -91,19 +89,13 @@ def points(params: Params) -> list[Point]:
         for read, kind, needs in sources
         if (given := kept.given(params.gpu, kind, needs))
     ]
-    served = [
-        Point(
-            end_to_end,
-            {"mode": mode, "rate": rate, "block_size": size, "seed": seed, **run},
-            "end_to_end",
-            weight=rate * params.duration_s,
-        )
-        for rate in params.rates
-        for size in params.block_sizes
-        for mode in MODES
-        for seed in params.seeds
+    swept = itertools.product(params.rates, params.block_sizes, MODES, params.seeds)
+    served = [dict(zip(("rate", "block_size", "mode", "seed"), values)) | run for values in swept]
+    return [
+        Point(alone, {}, "alone", weight),
+        *recorded,
+        *(Point(end_to_end, one, "end_to_end", weight=one["rate"] * params.duration_s) for one in served),
     ]
-    return [Point(alone, {}, "alone", weight), *recorded, *served]
 
 
 def _row(way: str, block_size: int, milliseconds: float, evidence: str, device: str) -> dict[str, Any]:
@@ -186,15 +178,11 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
 
 
 def _draw_curves(axis: Axes, rows: pd.DataFrame, y: str, drawn: str | None) -> None:
-    hollow = dict(linestyle=(0, (1, 1.6)), linewidth=1.0, markersize=7, markerfacecolor="none")
     for way, group in rows.groupby("way", sort=False):
         color, marker = LOOKS[way]
-        look = dict(color=color, marker=marker)
-        spread = group.groupby("block_size")[y].agg(["mean", "min", "max"])
-        axis.fill_between(spread.index, spread["min"], spread["max"], color=color, alpha=0.18, linewidth=0)
-        axis.plot(spread.index, spread["mean"], linestyle=(0, (4, 1.5)), markersize=4, label=way, **look)
+        modelled_curve(axis, group, y, color, marker, way)
         if drawn:
-            axis.plot(*zip(*paper.points(drawn, way)), **hollow, **look)
+            axis.plot(*zip(*paper.points(drawn, way)), color=color, marker=marker, **HOLLOW)
     powers_of_two(axis, sorted(set(rows["block_size"]) | {size for size in BLOCK_SIZES if drawn}))
     axis.legend(fontsize=8)
 

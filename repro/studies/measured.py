@@ -25,6 +25,8 @@ WORKLOADS = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}
 #: useful output tokens/s of a run: the mean, and the ends of its 95 % interval
 INTERVAL = ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")
 GREY = "#888888"
+#: how the paper's own points are drawn
+HOLLOW = {"linestyle": (0, (1, 1.6)), "linewidth": 1.0, "markersize": 7, "markerfacecolor": "none"}
 
 
 def _recorded(gpu: str) -> str:
@@ -104,6 +106,14 @@ def throughput_bar(axis: Axes, rows: pd.DataFrame, x: float, width: float, **loo
 def above(axis: Axes, text: str, x: float, y: float, points: float = 2, **look: Any) -> None:
     """A text so many points above a place."""
     axis.annotate(text, (x, y), (0, points), textcoords="offset points", ha="center", **look)
+
+
+def modelled_curve(axis: Axes, rows: pd.DataFrame, y: str, color: str, marker: str, label: str) -> None:
+    """Means over the seeds at each block size, with a band from the least to the most."""
+    spread = rows.groupby("block_size")[y].agg(["mean", "min", "max"])
+    axis.fill_between(spread.index, spread["min"], spread["max"], color=color, alpha=0.18, linewidth=0)
+    look = dict(color=color, marker=marker, linestyle=(0, (4, 1.5)), markersize=4)
+    axis.plot(spread.index, spread["mean"], label=label, **look)
 
 
 def not_measured(axis: Axes) -> None:

@@ -54,25 +54,18 @@ TABLES = {"replay": ("setup", "seed"), "head": ("seed", "step"), "kernel": ("dev
 COLORS = {"contiguous": "#D55E00", "oracle": "#009E73", "paged": "#0072B2"}
 LENGTHS = "Prompts uniform from 1,000 to 7,000, outputs from 1 to 511"
 
-#: tokens a step and % of the slots that hold a token, as the explainer prints them
+#: tokens a step, and % of the slots that hold a token where it is given, as the explainer prints them
 PRINTED = {
-    "contiguous (2048)": 43.7,
-    "contiguous (16384)": 12.0,
-    "contiguous (256)": 60.0,
-    "oracle (equal outputs)": 96.7,
-    "paged": 95.4,
-    "paged (16384)": 95.4,
-    "paged (equal outputs)": 96.3,
-    "paged (block 256)": 93.0,
-    "paged (shared)": 122.9,
-    "paged (256, shared)": 112.6,
-}
-PRINTED_STATES = {
-    "contiguous (2048)": 48,
-    "contiguous (16384)": 13.5,
-    "contiguous (256)": 66,
-    "oracle (equal outputs)": 96.9,
-    "paged": 99.8,
+    "contiguous (2048)": (43.7, 48),
+    "contiguous (16384)": (12.0, 13.5),
+    "contiguous (256)": (60.0, 66),
+    "oracle (equal outputs)": (96.7, 96.9),
+    "paged": (95.4, 99.8),
+    "paged (16384)": (95.4,),
+    "paged (equal outputs)": (96.3,),
+    "paged (block 256)": (93.0,),
+    "paged (shared)": (122.9,),
+    "paged (256, shared)": (112.6,),
 }
 
 
@@ -139,7 +132,8 @@ def kernel(path: Path, evidence: str) -> dict[str, Any]:
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     from repro.report import plotting
 
-    replays, printed = rows["replay"], {name: {"token states": share} for name, share in PRINTED_STATES.items()}
+    replays = rows["replay"]
+    printed = {name: {"token states": found[1]} for name, found in PRINTED.items() if len(found) > 1}
     with plotting.house():
         titles = ["Where the slots are", "Tokens a step"]
         figure, axes = plotting.panels(titles, columns=1, width=11.0, height=3.3, sharex=True)
@@ -152,7 +146,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
             "differs"
         )
         plotting.footer(figure, replays, note=note)
-        return {"saturated_queue": figure, "saturated_queue_fragmentation": _fragmentation(rows["head"])}
+        return {"saturated_queue": figure, "saturated_queue_fragmentation": _fragmentation(rows["head"], plotting)}
 
 
 def _throughput(axis: Axes, rows: pd.DataFrame) -> None:
@@ -166,16 +160,14 @@ def _throughput(axis: Axes, rows: pd.DataFrame) -> None:
         axis.errorbar(x, mean, ends, color="black", linewidth=1, capsize=2.5)
         above(axis, f"{mean:.1f}", x, values.max(), fontsize=8)
         if name in PRINTED:
-            x, value = place + 0.21, PRINTED[name]
+            x, value = place + 0.21, PRINTED[name][0]
             axis.bar(x, value, 0.39, facecolor="none", edgecolor=color, linewidth=1.3)
             above(axis, f"{value:.1f}", x, value, fontsize=8, color="#555555")
     axis.set_ylabel("tokens a step")
     axis.grid(axis="x", visible=False)
 
 
-def _fragmentation(rows: pd.DataFrame) -> Figure:
-    from repro.report import plotting
-
+def _fragmentation(rows: pd.DataFrame, plotting: Any) -> Figure:
     figure, (axis,) = plotting.panels(["Oracle, outputs of 1 to 511 tokens"], width=8.0, height=3.0)
     step, needed, largest = (rows[name] for name in ("step", "needed", "largest_run"))
     looks = {

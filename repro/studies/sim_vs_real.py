@@ -68,13 +68,8 @@ class Params(Parameters):
 
 def points(params: Params) -> list[Point]:
     path, evidence = kept.find(params.gpu, kept.SERVING, needs="step")
-    rows = kept.read(path, evidence)
-    has_steps = any(row["kind"] == "step" for row in rows)
-    on_gpu = [
-        Point(predicted, {"path": path, "evidence": evidence, "key": row["key"]}, "runs")
-        for row in rows
-        if has_steps and row["kind"] in ("saturated", "latency")
-    ]
+    found = measured.runs(path, evidence, ("saturated", "latency")) if measured.runs(path, evidence, ("step",)) else []
+    on_gpu = [Point(predicted, {"path": path, "evidence": evidence, "key": row["key"]}, "runs") for row in found]
     return [*on_gpu, Point(measured_here, params.model_dump(exclude={"gpu"}), "runs", weight=100.0, alone=True)]
 
 

@@ -3,8 +3,8 @@
 Fig. 12, 14, 16 and 17 are such sweeps. Their studies state the set-ups; points, rows (tables `latency` and `crossing`),
 drawing and summing up are here. The crossing is bisected on our own curve, so it needs no grid of rates.
 
-The module has `points` and `draw` like a study, and so a kept result depends on the definitions that computed it only,
-not on how it is drawn (repro.harness.sources).
+The module has `points` and `draw` like a study: of it, a kept result depends on what computed it only. Where the
+function of a point is a study's own, the study imports by name what it uses (repro.harness.sources).
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 LEVEL = 0.5  # s/token
 TITLE = "Crossing of 0.5 s/token"
+#: what draws below a panel's curves, if anything
+Under = Callable[["Axes", str], None] | None
 #: What the cost model leaves open, beside its anchor: name -> arguments of `cost_model`.
 OPEN: dict[str, dict[str, Any]] = {
     **{f"slope: {split}": {"split": split} for split in context_splits()[1:]},
@@ -57,7 +59,8 @@ class Setup:
     """What serves which requests, whatever their rate (req/s).
 
     `labels` are the columns that tell its rows from those of other set-ups, beside system and seed. `trace` makes the
-    requests of a rate, a duration (s) and a seed. `beams` makes what says where beams continue.
+    requests of a rate, a duration (s) and a seed. `beams` makes what says where beams continue. `facts` are columns
+    read off a trace; a crossing has those of the trace at its rate.
     """
 
     labels: Mapping[str, Any]
@@ -70,6 +73,7 @@ class Setup:
     sampling: SamplingParams = SamplingParams()
     beams: Callable[[], ParentChoices] | None = None
     shared_prefix_tokens: int = 0
+    facts: Callable[[Trace], Mapping[str, Any]] | None = None
 
     @property
     def name(self) -> str:
@@ -84,16 +88,9 @@ class Setup:
         return self.trace(rate=rate, duration_s=self.duration_s, seed=self.seed)
 
     def serve(self, trace: Trace, observers: Iterable[Observer] = ()) -> Served:
-        return serve(
-            self.system,
-            self.deployment,
-            trace,
-            self.costs,
-            sampling=self.sampling,
-            observers=observers,
-            beams=self.beams and self.beams(),
-            shared_prefix_tokens=self.shared_prefix_tokens,
-        )
+        beams = self.beams and self.beams()
+        options = {"sampling": self.sampling, "beams": beams, "shared_prefix_tokens": self.shared_prefix_tokens}
+        return serve(self.system, self.deployment, trace, self.costs, observers=observers, **options)
 
     def crossing(self, start: float, precision: float) -> float:
         """The rate (req/s) at which the mean normalized latency reaches 0.5 s/token, searched for from `start`."""
@@ -101,7 +98,13 @@ class Setup:
 
     def row(self, trace: Trace | None = None, evidence: str = "modelled") -> dict[str, Any]:
         """What its rows say of themselves."""
-        return {**self.labels, "system": self.system.name, **about(evidence, self.costs.name, self.seed, trace)}
+        facts = self.facts(trace) if self.facts and trace else {}
+        return {
+            **self.labels,
+            "system": self.system.name,
+            **about(evidence, self.costs.name, self.seed, trace),
+            **facts,
+        }
 
 
 def of_samples(workload: str, method: str, width: int, beams: str | None = None) -> dict[str, Any]:
@@ -131,7 +134,8 @@ def latency_at(setup: Setup, rate: float, observers: Iterable[Observer] = ()) ->
 
 def crossing_of(setup: Setup, start: float, precision: float) -> dict[str, Any]:
     """The rate (req/s) at which the latency reaches 0.5 s/token, on traces of one seed."""
-    return {**setup.row(), "crossing_rate": setup.crossing(start, precision)}
+    rate = setup.crossing(start, precision)
+    return {**setup.row(setup.trace_at(rate) if setup.facts else None), "crossing_rate": rate}
 
 
 def points(setups: Sequence[Setup], rates: Iterable[float], at: Callable[..., Any] = latency_at) -> list[Point]:
@@ -158,8 +162,7 @@ def drawn(figure: str, panel: str, systems: Iterable[str]) -> dict[str, list[pap
 
 
 def rates(figure: str, panel: str, name: str, instead: str | None = None) -> list[float]:
-    """The rates that the paper draws for a system; for one that it does not draw there, those of all systems in this
-    panel, or in the panel `instead`."""
+    """The rates that the paper draws for a system; without any, those of all systems in this panel or in `instead`."""
     if found := drawn(figure, panel, [name]):
         return list(dict.fromkeys(rate for rate, _ in found[name]))
     curves = paper.figure(figure)[instead or panel]
@@ -174,6 +177,22 @@ def draw_curves(axis: Axes, latency: pd.DataFrame, theirs: Mapping[str, list[pap
     axis.set(xlabel="request rate (req/s)", ylabel="normalized latency (s/token)", xlim=(0, None), ylim=(0, 1))
 
 
+def draw_panels(
+    latency: pd.DataFrame, figure: str, titles: Mapping[str, str], columns: int, note: str, under: Under = None
+) -> Figure:
+    """The latency curves of a figure, panel by panel (`titles`: panel -> title); `under` draws what lies below them."""
+    from repro.report import plotting
+
+    drawing, axes = plotting.panels(list(titles.values()), columns=columns, width=3.6, height=2.6)
+    for axis, panel in zip(axes, titles):
+        if under:
+            under(axis, panel)
+        draw_curves(axis, latency[latency["panel"] == panel], drawn(figure, panel, dict.fromkeys(latency["system"])))
+    plotting.legend(drawing, latency, with_paper=True)
+    plotting.footer(drawing, latency, with_paper=True, note=note)
+    return drawing
+
+
 def draw(
     found: pd.DataFrame,
     figure: str,
@@ -186,8 +205,7 @@ def draw(
 ) -> Figure:
     """How far our crossings lie from the paper's (%), by panel (`titles`: panel -> title) and system, `step` apart.
 
-    Grey: what lies `within` (%). Hollow: other `readings` of our crossings, by panel and system, and rows whose
-    `copies` is false.
+    Grey: what lies `within` (%). Hollow: `readings` by panel and system, and rows whose `copies` is false.
     """
     from repro.report import plotting
 
@@ -204,18 +222,13 @@ def draw(
             look = {"color": style.color, "marker": style.marker}
             for copies, group in here.groupby("copies") if "copies" in here else [(True, here)]:
                 off = 100 * (group["crossing_rate"] / drawn_rate - 1)
-                axis.errorbar(
-                    x if copies else x + 0.05,
-                    off.mean(),
-                    [[off.mean() - off.min()], [off.max() - off.mean()]],
-                    capsize=2.5,
-                    markersize=5.5,
-                    linewidth=1.1,
-                    **look if copies else look | {"markerfacecolor": "none"},
-                )
+                ends = [[off.mean() - off.min()], [off.max() - off.mean()]]
+                whiskers = {"capsize": 2.5, "markersize": 5.5, "linewidth": 1.1}
+                whiskers |= look if copies else look | {"markerfacecolor": "none"}
+                axis.errorbar(x if copies else x + 0.05, off.mean(), ends, **whiskers)
                 if copies and (panel, name) in calibrated:
-                    at, below = (place + 0.26, off.mean()), (0, -13)
-                    axis.annotate("calibrated", at, below, textcoords="offset points", fontsize=7.5, ha="center")
+                    where = {"xytext": (0, -13), "textcoords": "offset points", "ha": "center"}
+                    axis.annotate("calibrated", (place + 0.26, off.mean()), fontsize=7.5, **where)
             if readings and (panel, name) in readings:
                 off = 100 * (readings[panel, name] / drawn_rate - 1)
                 axis.plot(x + 0.05, off, markerfacecolor="none", markersize=5, **look)

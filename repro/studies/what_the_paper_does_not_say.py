@@ -90,21 +90,21 @@ def points(params: Params) -> list[Point]:
         result += [Point(swapped_in_service, run | {"rate": rate}, "served_swapping", weight=rate * seconds)]
     result += [Point(fig19_preemption.alone, {}, "alone", weight=0.1)]
     # Points of Fig. 15, 12 and 17, of which we take one seed and few systems.
-    sharing = fig15_sharing.setup("parallel", "alpaca", 2, min(seconds, 600.0), params.seed)
+    sharing = fig15_sharing.setup_of("parallel", "alpaca", 2, min(seconds, 600.0), params.seed)
     result += [Point(fig15_sharing.saving, {"setup": sharing, "rate": 20.0}, "saving", weight=10 * seconds)]
     for model in MODELS:
         for name in ("orca-max", "orca-oracle", "vllm"):
             one = f"{model}/sharegpt", name, seconds, None, (params.seed,), params.precision
             result += fig12_basic_sampling.crossings(*one)
     for workload, rate in (("sharegpt", 2.01), ("alpaca", 30.1)):
-        served = fig12_basic_sampling.setup(f"opt-13b/{workload}", "vllm", seconds, None, params.seed)
+        served = fig12_basic_sampling.setup_of(f"opt-13b/{workload}", "vllm", seconds, None, params.seed)
         result += sweep.points([served], [rate])
     chatbots = [
-        fig17_chatbot.setup(name, seconds, None, params.seed, conversations)
+        fig17_chatbot.setup_of(name, seconds, None, params.seed, conversations)
         for conversations in (fig17_chatbot.STATED, "2 rounds")
         for name in (*ORCAS, "vllm")
     ]
-    found = sweep.crossings(chatbots, 0.8, params.precision, fig17_chatbot.crossing_of)
+    found = sweep.crossings(chatbots, 0.8, params.precision)
     return result + [replace(point, table="chatbot") for point in found]
 
 

@@ -31,7 +31,11 @@ def beams(tmp_path_factory):
 
 
 def costs(panel):
-    return study.setup(panel, "vllm", 10.0, 0).costs
+    return study.setup_of(panel, "vllm", 10.0, 0).costs
+
+
+def system_of(panel, name):
+    return study.setup_of(panel, name, 10.0, 0).system
 
 
 def of_crossings(rows):
@@ -52,12 +56,12 @@ def test_small_runs_of_both_methods_are_drawn_and_not_judged(beams):
 
 
 def test_an_orca_copies_whole_chunks_of_beams():
-    manager = study._system("beam/2", "orca-oracle").manager(64, 16, 2048)
+    manager = system_of("beam/2", "orca-oracle").manager(64, 16, 2048)
     group = SequenceGroup(Request(0, 0.0, 20, 100, SamplingParams(n=2, use_beam_search=True)))
     manager.allocate(group, 20)
     assert len(manager.fork(group, [1, 1], 21)) == len(manager.block_table(group.seqs[0])) == 8
-    assert study._system("parallel/2", "orca-oracle") == system("orca-oracle")
-    assert study._system("beam/2", "vllm") == system("vllm")
+    assert system_of("parallel/2", "orca-oracle") == system("orca-oracle")
+    assert system_of("beam/2", "vllm") == system("vllm")
 
 
 @pytest.mark.parametrize("oracle, rises", [((1.6, 1.5, 1.4, 1.3), True), ((1.6, 1.5, 1.5, 1.3), False)])

@@ -46,7 +46,7 @@ def test_one_prompt_of_known_length():
         ones = np.ones(len(trace), dtype=np.int64)
         return replace(trace, prompt_tokens=32 * ones, output_tokens=17 * ones)
 
-    row = study.saving(replace(study.setup("parallel", "alpaca", 2, 20.0, 0), trace=fixed), rate=1.0)
+    row = study.saving(replace(study.setup_of("parallel", "alpaca", 2, 20.0, 0), trace=fixed), rate=1.0)
     assert 100 * 2 / 6 <= row["saving"] <= 50  # all shared while the prompt runs: 50 %
 
 

@@ -53,12 +53,12 @@ def test_the_kernel_counts_end_to_end_where_it_is_slower_and_blocks_are_no_large
     path.write_text(
         HEADER + "".join(f"block_sizes,ours,40 x 128,64.0,ragged,{size}.0,{us},GPU\n" for size, us in times.items())
     )
-    both = [point.arguments for point in study.points(params) if point.arguments.get("effects") == study.BOTH]
+    both = [point.arguments for point in study.points(params) if point.arguments.get("kernel")]
     assert {(run["block_size"], run["kernel"]) for run in both} == {(8, 1.2), (16, 1.0)}
 
 
 def test_a_slower_kernel_serves_more_slowly():
-    run = dict(workload="sharegpt", rate=1.5, duration_s=60.0, block_size=8, seed=0, effects=study.BOTH, lengths=None)
+    run = dict(workload="sharegpt", rate=1.5, duration_s=60.0, block_size=8, seed=0, lengths=None)
     as_measured, slower = (study.served_with(kernel=kernel, **run)["latency_s_per_token"] for kernel in (1.0, 2.0))
     assert slower > 1.05 * as_measured
 
