@@ -93,8 +93,7 @@ def _setting(text: str) -> str:
             "must be workload/method/sequences, such as sharegpt/parallel/4; workloads: "
             f"{', '.join(WORKLOADS)}; methods: {', '.join(METHODS)}"
         )
-    workload, method, count = parts
-    check_samples([method], [workload], [int(count)], None)
+    check_samples([parts[1]], [parts[0]], [int(parts[2])], None)
     return text
 
 

@@ -74,10 +74,9 @@ def setup_of(panel: str, name: str, duration_s: float, seed: int, beams: str | N
     """One system in one panel; `beams` is a recording's file."""
     method, _, width = panel.partition("/")
     known = system(name)
-    copies = known.reservation is not None and method == "beam"
     return sweep.Setup(
         {"panel": panel, "copies": True},
-        ChunkCopyingSystem(**vars(known)) if copies else known,
+        ChunkCopyingSystem(**vars(known)) if known.reservation and method == "beam" else known,
         trace=partial(trace_of, "alpaca", lengths=None),
         duration_s=duration_s,
         seed=seed,

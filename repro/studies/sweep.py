@@ -99,12 +99,7 @@ class Setup:
     def row(self, trace: Trace | None = None, evidence: str = "modelled") -> dict[str, Any]:
         """What its rows say of themselves."""
         facts = self.facts(trace) if self.facts and trace else {}
-        return {
-            **self.labels,
-            "system": self.system.name,
-            **about(evidence, self.costs.name, self.seed, trace),
-            **facts,
-        }
+        return {**self.labels, "system": self.system.name} | about(evidence, self.costs.name, self.seed, trace) | facts
 
 
 def of_samples(workload: str, method: str, width: int, beams: str | None = None) -> dict[str, Any]:
