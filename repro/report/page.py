@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from repro import paths
 from repro.engine.errors import UserError
@@ -37,7 +39,7 @@ _MEANINGS = {
 
 @dataclass(frozen=True)
 class Description:
-    """What a reader is told about an experiment: its title, and a caption for each figure by name."""
+    """What the page says about an experiment: its title, and a caption for each figure and table by name."""
 
     title: str
     captions: Mapping[str, str]
@@ -56,12 +58,14 @@ def build(figures: Path, results: Path, experiments: Mapping[str, Description]) 
         captions = experiments[stem].captions if stem in experiments else {}
         figure = {"name": path.stem, "caption": captions.get(path.stem, ""), "badge": _badge(about)}
         drawn.setdefault(stem, []).append(figure)
-    stems = sorted({*drawn, *manifests} - {""}, key=paths.reading_order) + ([""] if "" in drawn else [])
+    tables = _tables(figures, experiments)
+    stems = sorted({*drawn, *tables, *manifests} - {""}, key=paths.reading_order) + ([""] if "" in drawn else [])
     entries = claims.read(figures)
     text = _template().render(
         titles={stem: experiments[stem].title if stem in experiments else stem or "Other figures" for stem in stems},
         links={stem: _notebooks(stem, figures, results) for stem in stems},
         drawn=drawn,
+        tables=tables,
         entries=entries,
         counts=Counter(entry["verdict"] for entry in entries),
         meanings=_MEANINGS,
@@ -71,6 +75,18 @@ def build(figures: Path, results: Path, experiments: Mapping[str, Description]) 
     page = figures / "index.html"
     write_atomically(page, text.encode())
     return page
+
+
+def _tables(figures: Path, experiments: Mapping[str, Description]) -> dict[str, list[dict[str, str]]]:
+    """The tables that experiments keep beside their figures as HTML, by experiment; a comment says whose each is."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for path in sorted(figures.glob("*.html")):
+        comment, _, table = path.read_text(encoding="utf-8").partition("\n")
+        whose = re.match(r"<!-- experiment (\w+), rows", comment)
+        if whose and whose[1] in experiments:
+            caption = experiments[whose[1]].captions.get(path.stem, "")
+            found.setdefault(whose[1], []).append({"name": path.stem, "caption": caption, "table": Markup(table)})
+    return found
 
 
 def _template() -> jinja2.Template:
