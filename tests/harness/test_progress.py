@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -62,15 +66,17 @@ def test_a_terminal_line_is_redrawn_in_place(clock: list[float]) -> None:
     assert re.fullmatch(r"fig: 0/2 points, 2 missing +\n", last) and len(last) > len(max(redrawn, key=len))
 
 
-def test_a_terminal_without_a_size_has_the_line_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "0")
-    monkeypatch.setenv("LINES", "0")
-    line = Progress("fig", total=1, kept=0, weight=1.0)
-    line.advance(1.0)
-    line.close()
-    assert "fig: 1/1 points, 1 computed in" in capsys.readouterr().out
+def test_a_terminal_without_a_size_has_the_line_too() -> None:
+    program = (
+        "from repro.harness.progress import Progress\n"
+        "line = Progress('fig', total=1, kept=0, weight=1.0)\nline.advance(1.0)\nline.close()"
+    )
+    ours, theirs = pty.openpty()
+    size = {"COLUMNS": "0", "LINES": "0"}
+    subprocess.run([sys.executable, "-c", program], stdout=theirs, stderr=theirs, env=os.environ | size, check=True)
+    assert b"fig: 1/1 points, 1 computed in" in os.read(ours, 1000)
+    os.close(ours)
+    os.close(theirs)
 
 
 TEXTS = ("\rfig: 1/3 points", "\rfig: 2/3 points  ", "\ra table\n", "\rfig: 3/3 points", "\n", "another line\n")
