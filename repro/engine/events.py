@@ -18,3 +18,7 @@ class Event(NamedTuple):
     kind: str
     request_id: int
     detail: dict[str, object]
+
+    def __str__(self) -> str:
+        details = ", ".join(f"{name} {value}" for name, value in self.detail.items())
+        return f"iteration {self.iteration:>4}  {self.kind:<8} request {self.request_id:>3}  {details}".rstrip()

@@ -1,72 +1,90 @@
-"""How a run displays in a notebook: a card with its parameters, what each means, its points, and its claims."""
+"""How a run displays in a notebook: a card with its points, its parameters and what each means, and its verdicts.
+
+The card takes its colours from the page that it stands on, so that it can be read in light and in dark themes; only a
+verdict brings colours of its own, a background and the text on it.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from repro.harness.progress import duration
 from repro.report import claims
+from repro.report.claims.compare import look
 
 if TYPE_CHECKING:
     from repro.harness.experiment import Run
 
-_STYLE = "text-align:left;vertical-align:top;white-space:normal"
+_CELL = "text-align:left;vertical-align:top;white-space:normal;padding:0.1em 0.8em 0.1em 0"
 
 
 def html(run: Run) -> str:
-    """The run as HTML: parameters in force beside those of the file, points kept and missing, and the verdicts."""
-    return f"<h4>{escape(run.title)}</h4><p>{escape(_points(run))}</p>{_parameters(run)}{_claims(run)}"
+    """The run as HTML: points kept and missing, parameters in force beside those of the file, and the verdicts."""
+    head = f"<b>{escape(run.title)}</b><br><code>{run.stem}</code>, {run.scale} scale: {_points(run)}"
+    return f"<div><p>{head}</p>{_parameters(run)}{_claims(run)}</div>"
 
 
 def _points(run: Run) -> str:
-    """How much is kept, and how long the rest will take, by what the kept points took."""
+    """How much is kept, what it took, and how long the rest will take by that."""
     points = run.identified_points()
     kept = {key: content for key in points if (content := run.store.read(key)) is not None}
-    missing = len(points) - len(kept)
-    said = f"{run.stem}, {run.scale} scale: {len(points)} points, {len(kept)} kept, {missing} missing"
-    if not missing:
+    took = sum(content["seconds"] for content in kept.values())
+    said = f"{len(points)} points, {len(kept)} kept"
+    if kept:
+        said += f" (they took {duration(took)})"
+    if len(kept) == len(points):
         return f"{said}."
-    done = sum(point.weight for key, (_, point) in points.items() if key in kept)
+    said += f", {len(points) - len(kept)} missing"
+    done = sum(points[key][1].weight for key in kept)
+    left = sum(point.weight for _, point in points.values()) - done
     if not done:
-        return f"{said}; how long they take is not known before one is finished."
-    left = sum(point.weight for key, (_, point) in points.items() if key not in kept)
-    seconds = sum(content["seconds"] for content in kept.values()) * left / done
-    return f"{said}: about {duration(seconds)} of computing, divided among the processes."
+        return f"{said}. How long they take is known when the first one is finished."
+    return f"{said}: about {duration(took * left / done)} of computing, divided among the processes."
 
 
 def _parameters(run: Run) -> str:
     rows = []
     for name in type(run.params).model_fields:
-        now, stated = getattr(run.params, name), run.file.params.get(name)
-        changed = _text(now) != _text(stated)
-        shown = f"<b>{escape(_text(now))}</b>" if changed else escape(_text(now))
-        rows.append([f"<code>{name}</code>", shown, escape(_text(stated)), escape(run.file.meanings.get(name, ""))])
-    return _table(("parameter", "in force", "in the file", "meaning"), rows)
+        now, stated = _text(getattr(run.params, name)), _text(run.file.params.get(name))
+        changed = f"<b>{escape(now)}</b>, not {escape(stated)}"
+        meaning = escape(run.file.meanings.get(name, ""))
+        rows.append((f"<code>{name}</code>", escape(now) if now == stated else changed, meaning))
+    return _table(("parameter", "value (bold: not the file's)", "meaning"), rows)
 
 
 def _claims(run: Run) -> str:
-    entries = [
-        entry for entry in claims.read(run.folders.figures) if run.stem in (entry["experiment"] or "").split(", ")
-    ]
+    if not run.params.as_in_paper:
+        return "<p>The paper's claims are not judged with these parameters.</p>"
+    entries = [one for one in claims.read(run.folders.figures) if run.stem in (one["experiment"] or "").split(", ")]
     if not entries:
-        return "<p>No claims are judged with these parameters, or none has been yet.</p>"
-    rows = [[f"<code>{entry['id']}</code>", escape(entry["says"]), escape(entry["verdict"])] for entry in entries]
-    return f"<details><summary>{len(rows)} claims</summary>{_table(('claim', 'says', 'verdict'), rows)}</details>"
+        return "<p>No claim is judged yet.</p>"
+    counts = Counter(one["verdict"] for one in entries)
+    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    cells = "<code>{id}</code>", "{says}", '<span style="{look}">&nbsp;{verdict}&nbsp;</span>'
+    rows = [
+        [cell.format(**one | {"says": escape(one["says"]), "look": look(one["verdict"])}) for cell in cells]
+        for one in entries
+    ]
+    return f"<details><summary>Claims: {said}</summary>{_table(('claim', 'says', 'verdict'), rows)}</details>"
 
 
-def _table(head: tuple[str, ...], rows: list[list[str]]) -> str:
-    cells = "".join(f'<th style="{_STYLE}">{name}</th>' for name in head)
-    body = "".join("<tr>" + "".join(f'<td style="{_STYLE}">{cell}</td>' for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    lines = [
+        "<tr>" + "".join(f'<{tag} style="{_CELL}">{cell}</{tag}>' for cell in cells) + "</tr>"
+        for tag, cells in [("th", head), *(("td", row) for row in rows)]
+    ]
+    return f"<table>{''.join(lines)}</table>"
 
 
 def _text(value: Any) -> str:
-    """A value as the parameter file writes it."""
+    """A value as the parameter file writes it; a function or a system by its name."""
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_text, value))}]"
-    return (
-        {None: "null", True: "true", False: "false"}.get(value, str(value))
-        if not isinstance(value, float)
-        else f"{value:g}"
-    )
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_text(key)}: {_text(item)}' for key, item in value.items())}}}"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(getattr(value, "__name__", value))

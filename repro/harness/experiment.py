@@ -133,6 +133,12 @@ class Run:
         Also writes a CSV file for each table and manifest.json. Raises UserError or PointError naming the point that
         failed, after all others are finished and kept.
         """
+        rows, contents = self._computed()
+        self._write_results(rows, contents)
+        return rows
+
+    def _computed(self) -> tuple[Rows, list[dict[str, Any]]]:
+        """The rows, and what is kept of each point."""
         from repro.harness.progress import Progress
         from repro.harness.workers import Task, compute, left_in_flight
 
@@ -160,25 +166,32 @@ class Run:
         kept |= {task.key: store.read(task.key) for task in tasks}
         contents = [kept[key] for key in points]
         rows = Rows.collect((content["tables"] for content in contents), self.study.TABLES)
-        self._write_results(rows, contents, made)
-        return rows
+        return rows, contents
+
+    def sketch(self) -> dict[str, Figure]:
+        """The study's figures of these parameters; nothing is written but the points. For trying something: tables,
+        figures and verdicts of other runs stay as they are."""
+        return self.study.draw(self._computed()[0], self.params)
 
     def plan(self) -> pd.DataFrame:
-        """The study's points, a line each: its table, call, share of all the work (%), and whether it is kept."""
+        """The study's points, a line each: its table, call, share of all the work (%), whether it is kept, and those
+        arguments that are not the same in all."""
         import pandas as pd
 
         points = self.identified_points()
         total = sum(point.weight for _, point in points.values())
-        return pd.DataFrame(
+        table = pd.DataFrame(
             {
                 "table": point.table,
                 "function": point.function.__name__,
-                **{name: _in_short(value) for name, value in point.arguments.items()},
                 "work (%)": round(100 * point.weight / total, 2),
                 "kept": self.store.path(key).is_file(),
+                **{name: _in_short(value) for name, value in point.arguments.items()},
             }
             for key, (_, point) in points.items()
         )
+        same = [name for name in table.columns[4:] if table[name].nunique(dropna=False) == 1]
+        return table.drop(columns=same).fillna("")
 
     @property
     def store(self) -> PointStore:
@@ -256,7 +269,9 @@ class Run:
         """The paper's numbers beside ours, a line a key, with interval, deviation and verdict; `.data` is the table."""
         from repro.report import claims
 
-        return claims.style(claims.compare(self.judgements(rows)))
+        found = self.judgements(rows)
+        table = claims.style(claims.compare(found))
+        return table if found else table.set_caption("No claim of the paper is judged with these parameters.")
 
     def _repr_html_(self) -> str:
         from repro.harness import card
@@ -296,7 +311,7 @@ class Run:
         same = manifest.get("rows_hash") == about["rows_hash"]
         return {**about, "code_hash": manifest.get("code_hash") if same else None}
 
-    def _write_results(self, rows: Rows, contents: list[dict[str, Any]], made: dict[str, Any]) -> None:
+    def _write_results(self, rows: Rows, contents: list[dict[str, Any]]) -> None:
         rows.write(self.folders.of_results(self.stem))
         machines = {canonical_json(content["made"]): content["made"] for content in contents}
         manifest = {
@@ -308,7 +323,7 @@ class Run:
             "points": len(contents),
             "seconds_of_computing": round(sum(content["seconds"] for content in contents), 3),
             "computed_by": [machines[text] for text in sorted(machines)],
-            "consolidated_by": made,
+            "consolidated_by": machine(),
         }
         write_atomically(self.manifest_path, pretty_json(manifest))
 

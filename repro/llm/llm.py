@@ -40,8 +40,8 @@ class Sample:
     the mean log-probability of their tokens."""
 
     text: str | None
-    token_ids: list[int]
-    logprobs: list[float]
+    token_ids: list[int] = field(repr=False)
+    logprobs: list[float] = field(repr=False)
     finish_reason: str
     score: float | None = None
 
@@ -51,9 +51,9 @@ class RequestResult:
     """A request's samples, beams best first, and when it got its first and last token (seconds from the start)."""
 
     prompt: str | None
-    prompt_token_ids: list[int]
+    prompt_token_ids: list[int] = field(repr=False)
     samples: list[Sample]
-    outcome: Outcome
+    outcome: Outcome = field(repr=False)
 
     @property
     def texts(self) -> list[str | None]:
@@ -92,7 +92,7 @@ class Generation:
 
     results: list[RequestResult]
     statistics: Statistics
-    events: list[Event]
+    events: list[Event] = field(repr=False)
 
     def __getitem__(self, index: int) -> RequestResult:
         return self.results[index]
@@ -102,6 +102,23 @@ class Generation:
 
     def __len__(self) -> int:
         return len(self.results)
+
+    def _repr_html_(self) -> str:
+        """The samples below one another, each with the mean log-probability of its tokens."""
+        import pandas as pd
+
+        table = pd.DataFrame(
+            {
+                "prompt": one.prompt or f"{len(one.prompt_token_ids)} token ids",
+                "sample": sample.text or f"{len(sample.token_ids)} token ids",
+                "mean log-probability": float(np.mean(sample.logprobs)),
+                "ended by": sample.finish_reason,
+            }
+            for one in self
+            for sample in one.samples
+        )
+        styled = table.style.hide(axis="index").format(escape="html", precision=2)
+        return styled.set_properties(**{"text-align": "left"}).to_html()
 
 
 class LLM:

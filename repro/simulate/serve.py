@@ -45,7 +45,7 @@ def trace_seconds(model: str) -> float:
     return 900.0 if model == "opt-175b" else 3600.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Served:
     """A finished run: outcomes in the order of the trace, and the engine as it stands at the end.
 
@@ -56,6 +56,13 @@ class Served:
     engine: Engine
     log: list[Event] | None = None
     samples: UsageSamples | None = None
+
+    def __repr__(self) -> str:
+        """A run in one line: its log can be long."""
+        return (
+            f"{len(self.outcomes):,} requests, finished after {self.engine.clock.now:,.0f} s: mean normalized latency "
+            f"{self.latency_s_per_token:.3g} s/token, {self.engine.scheduler.num_preemptions:,} preemptions"
+        )
 
     @property
     def latency_s_per_token(self) -> float:

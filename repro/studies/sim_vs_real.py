@@ -95,9 +95,9 @@ def measured_here(
 ) -> list[dict[str, Any]]:
     """Step times, then runs, of a small model on this machine's CPU; each run with its prediction."""
     from repro.bench.serving import calibrate
-    from repro.bench.serving.warm_engine import Bench
+    from repro.bench.serving.warm_engine import WarmEngine
 
-    bench = Bench(_model(cpu_model), CPU_KV_SLOTS, "cpu", "float32", CPU_MAX_LEN)
+    bench = WarmEngine(_model(cpu_model), CPU_KV_SLOTS, "cpu", "float32", CPU_MAX_LEN)
     machine = f"CPU, {bench.loaded.config.name}"
     steps = StepTimes.of(machine, calibrate.cells(bench), padded=False)
     window = {"warm_s": warm_s, "stop_s": stop_s, "max_model_len": CPU_MAX_LEN}

@@ -53,8 +53,14 @@ def style(table: pd.DataFrame) -> Styler:
         .format(written_interval, subset=["interval"])
         .format("{:+.1f} %", na_rep="", subset=["deviation_percent"])
         .format(na_rep="", subset=["evidence"])
-        .map(lambda verdict: f"color: {COLOR[verdict]}" if verdict in COLOR else "", subset=["verdict"])
+        .set_properties(subset=["claim", "key", "verdict", "evidence"], **{"text-align": "left"})
+        .map(look, subset=["verdict"])
     )
+
+
+def look(verdict: str) -> str:
+    """The style of a verdict in a notebook: white on its colour, which light and dark themes leave alone."""
+    return f"background-color: {COLOR[verdict]}; color: white" if verdict in COLOR else ""
 
 
 def lines(judged: Entry) -> Iterator[dict[str, Any]]:

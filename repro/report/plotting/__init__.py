@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from repro.report.plotting.legends import footer, legend, memory_legend, provenance
-from repro.report.plotting.marks import Figure, bars, curves, memory_bars, panels
+from repro.report.plotting.marks import Figure, bars, curves, memory_bars, panels, pool_timeline
 from repro.report.plotting.style import LABEL, LINE, PIECES, STYLE, Style, house, label, styles
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "memory_bars",
     "memory_legend",
     "panels",
+    "pool_timeline",
     "provenance",
     "styles",
 ]

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as _Figure
 
-from repro.report.plotting.style import GREY, LINE, PAPER, PIECES, Style, label, styles
+from repro.report.plotting.style import GREY, LINE, PAPER, PIECES, Style, house, label, styles
 
 #: The paper's parts of Fig. 2 -> ours; its last part holds both of ours that follow "internal".
 _PAPER_PIECE = {
@@ -112,6 +112,19 @@ def memory_bars(
             _stack(axis, place + 0.21, {piece: beside[system][piece] for piece in PIECES}, hollow=True)
     _name_systems(axis, looks)
     axis.set_ylim(0, 101)
+
+
+def pool_timeline(usage: pd.DataFrame, title: str = "What the pool holds") -> Figure:
+    """The parts of a pool over time, in slots; `usage` is that of a run (`repro.serve`), indexed by seconds."""
+    with house():
+        figure, (axis,) = panels([title], width=7.5, height=2.8)
+        names, colors, hatches = zip(*PIECES.values())
+        axis.stackplot(
+            usage.index, usage[list(PIECES)].T, labels=names, colors=colors, hatch=hatches, edgecolor="white"
+        )
+        axis.set(xlabel="time (s)", ylabel="slots", xlim=(usage.index[0], usage.index[-1]), ylim=(0, None))
+        figure.legend(loc="outside upper center", ncols=2, fontsize=9)
+    return figure
 
 
 def _whisker(axis: Axes, x: float, values: pd.Series) -> None:
