@@ -203,7 +203,7 @@ class Run:
         points: dict[str, tuple[keys.Identity, Point]] = {}
         for point in self.study.points(self.params):
             identity = keys.identify(point.function, point.arguments, sources)
-            points.setdefault(identity.key, (identity, point))
+            points.setdefault(_hash([identity.key, point.table]), (identity, point))
         if not points:
             raise UserError(f"{self.stem} has nothing to compute with these parameters")
         return points

@@ -1,6 +1,6 @@
 """What a result depends on, as one hash: the key under which a finished point is kept.
 
-A point's figure is computed again exactly if the hash of one of these two changes, whatever the files' dates say:
+A point is computed again exactly if the hash of one of these two changes, whatever the files' dates say:
 
 * its arguments, by content: numbers and text as they are, a data file that is named by what is in it, a function or
   class by the code that it reaches;
