@@ -117,6 +117,7 @@ def _reproduce(options: argparse.Namespace) -> int:
     from repro.bench.benchmark import seconds_of
     from repro.bench.processes import measure_first
     from repro.harness.notebook import NotebookError
+    from repro.harness.progress import duration
 
     where = paths.folders()
     named = " ".join(options.only or []).replace(",", " ").split()
@@ -139,7 +140,7 @@ def _reproduce(options: argparse.Namespace) -> int:
                 except (UserError, NotebookError) as error:
                     print(f"repro: {error}", file=sys.stderr)
                     outcomes[run.stem] = "FAILED"
-                outcomes[run.stem] += f" in {_duration(time.monotonic() - start)}"
+                outcomes[run.stem] += f" in {duration(time.monotonic() - start)}"
             page = _page(variant)
     _summarise(outcomes, paths.folders(variant))
     return 1 if page or any("FAILED" in outcome for outcome in outcomes.values()) else 0
@@ -286,9 +287,3 @@ def _bench(options: argparse.Namespace) -> int:
     with locked(folder / ".lock", wait=False, about=os.environ["REPRO_COMMAND"]):
         run.measure(name, benchmark, folder, code)
     return 0
-
-
-def _duration(seconds: float) -> str:
-    from repro.harness.progress import duration
-
-    return duration(seconds)

@@ -57,7 +57,10 @@ def work(stems: Sequence[str], scale: str) -> None:
     compute = runner.compute
 
     def reordered(tasks: list[runner.Task], *others: object) -> None:
-        compute([replace(task, weight=1 / task.weight) for task in reversed(tasks)], *others)
+        compute(
+            [replace(task, point=replace(task.point, weight=1 / task.point.weight)) for task in reversed(tasks)],
+            *others,
+        )
 
     if backwards:
         runner.compute = reordered

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +24,7 @@ from repro import paths
 from repro.engine.errors import UserError
 from repro.harness import keys
 from repro.harness.parameters import ParameterFile, Parameters, make_parameters, read_parameter_file
+from repro.harness.point import Point, in_short
 from repro.harness.sources import Sources
 from repro.harness.store import PointStore, locked
 from repro.harness.tables import Rows
@@ -42,34 +43,6 @@ SCALES = ("paper", "smoke")
 #: An experiment that computes for less than this is computed again whenever its figures are verified.
 CHEAP_S = 5.0
 _STUDY_NAMES = ("Params", "TABLES", "points", "draw", "judge")
-
-
-@dataclass(frozen=True)
-class Point:
-    """One independent piece of work: the call `function(**arguments)`, which returns one row or a list of rows of the
-    study's table `table`; without a table it returns a mapping, table -> rows.
-
-    `weight` is its cost relative to the other points. A point marked `alone` measures wall-clock time: nothing else of
-    the experiment runs beside it, and its threads are not limited.
-    """
-
-    function: Callable[..., Any]
-    arguments: Mapping[str, Any]
-    table: str | None = None
-    weight: float = 1.0
-    alone: bool = False
-
-    def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise TypeError(f"a point needs a function, not {self.function!r}")
-        if not self.weight > 0:
-            raise ValueError(f"a point's weight must be positive, not {self.weight!r}")
-
-    @property
-    def label(self) -> str:
-        """The point in one line, for messages."""
-        inner = ", ".join(f"{name}={_in_short(value)}" for name, value in self.arguments.items())
-        return f"{getattr(self.function, '__name__', 'call')}({inner})"
 
 
 def open(stem: str, scale: str = "paper", overrides: Mapping[str, Any] | None = None) -> Run:
@@ -149,20 +122,11 @@ class Run:
         kept = {key: content for key in points if (content := store.read(key)) is not None}
         made = machine()
         tasks = [
-            Task(
-                key,
-                f"{self.stem}: {point.label}",
-                point.function,
-                dict(point.arguments),
-                point.weight,
-                point.alone,
-                {"function": identity.function, "arguments": identity.arguments, "code": identity.code, "made": made},
-                point.table,
-            )
+            Task(key, f"{self.stem}: {point.label}", point, {**identity.described(), "made": made})
             for key, (identity, point) in points.items()
             if key not in kept
         ]
-        compute(tasks, store, Progress(self.stem, len(points), len(kept), sum(task.weight for task in tasks)))
+        compute(tasks, store, Progress(self.stem, len(points), len(kept), sum(task.point.weight for task in tasks)))
         kept |= {task.key: store.read(task.key) for task in tasks}
         contents = [kept[key] for key in points]
         rows = Rows.collect((content["tables"] for content in contents), self.study.TABLES)
@@ -186,7 +150,7 @@ class Run:
                 "function": point.function.__name__,
                 "work (%)": round(100 * point.weight / total, 2),
                 "kept": self.store.path(key).is_file(),
-                **{name: _in_short(value) for name, value in point.arguments.items()},
+                **{name: in_short(value) for name, value in point.arguments.items()},
             }
             for key, (_, point) in points.items()
         )
@@ -326,12 +290,6 @@ class Run:
             "consolidated_by": machine(),
         }
         write_atomically(self.manifest_path, pretty_json(manifest))
-
-
-def _in_short(value: Any) -> str:
-    named = getattr(value, "name", None) or getattr(value, "__name__", None)
-    text = named if isinstance(named, str) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _html_of(table: pd.DataFrame, comment: str) -> bytes:

@@ -36,6 +36,10 @@ class Identity:
     function: str
     arguments: dict[str, Any]
 
+    def described(self) -> dict[str, Any]:
+        """What is kept beside a point's rows, for readers."""
+        return {"function": self.function, "arguments": self.arguments, "code": self.code}
+
 
 def identify(function: Any, arguments: Mapping[str, Any], sources: Sources | None = None) -> Identity:
     """The identity of the call `function(**arguments)`; `sources` is shared between the points of one run.

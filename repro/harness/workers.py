@@ -27,6 +27,7 @@ from joblib.externals.loky import ProcessPoolExecutor
 from joblib.externals.loky.process_executor import BrokenProcessPool, TerminatedWorkerError
 
 from repro.engine.errors import UserError
+from repro.harness.point import Point
 from repro.harness.progress import Progress
 from repro.harness.store import PointStore, check_tables
 from repro.hashing import leftovers, temporary_name, write_atomically
@@ -42,16 +43,12 @@ class PointError(RuntimeError):
 
 @dataclass(frozen=True)
 class Task:
-    """One missing point: its key, the call, and what is written beside its rows."""
+    """One missing point with its key, its name for messages, and what is written beside its rows."""
 
     key: str
     label: str
-    function: Callable[..., Any]
-    arguments: Mapping[str, Any]
-    weight: float
-    alone: bool
+    point: Point
     about: Mapping[str, Any]
-    table: str | None
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ def compute(tasks: list[Task], store: PointStore, progress: Progress) -> None:
     try:
         shared = number_of_workers(os.environ.get("JOBS", ""))
         for alone in (False, True):
-            todo = sorted((task for task in tasks if task.alone is alone), key=lambda task: -task.weight)
+            todo = sorted((task for task in tasks if task.point.alone is alone), key=lambda task: -task.point.weight)
             waiting = todo[::-1]
             suspects: list[tuple[Task, BaseException]] = []
             while waiting:
@@ -104,7 +101,7 @@ def _compute_in_pool(
     """Take tasks off the end of `waiting` and compute them, until none is left or a worker dies; returns the tasks that
     were in flight then, each with how it was noticed."""
     workers = min(workers, len(waiting))
-    with _pool(workers, waiting[0].alone) as pool, _in_flight_file(store) as note:
+    with _pool(workers, waiting[0].point.alone) as pool, _in_flight_file(store) as note:
         running: dict[Future[Failure | None], Task] = {}
         while waiting or running:
             while waiting and len(running) < workers:
@@ -123,7 +120,7 @@ def _compute_in_pool(
                 task = running.pop(future)
                 failure = future.result() if error is None else _failure(task, error)
                 if failure is None:
-                    progress.advance(task.weight)
+                    progress.advance(task.point.weight)
                     continue
                 failures.append(failure)
                 if failure.kind == "folder":
@@ -210,7 +207,7 @@ def _compute_one(task: Task, store: PointStore) -> Failure | None:
     """In a worker: compute one point and keep it."""
     try:
         start = time.perf_counter()
-        tables = check_tables(task.function(**task.arguments), task.table)
+        tables = check_tables(task.point.function(**task.point.arguments), task.point.table)
         about = {**task.about, "seconds": round(time.perf_counter() - start, 6)}
     except Exception as error:
         return _failure(task, error)

@@ -89,7 +89,11 @@ def the_first_fault_ends_the_run(patch: pytest.MonkeyPatch) -> None:
     def compute(tasks: list[runner.Task], kept: store.PointStore, *others: object) -> None:
         for task in tasks:
             try:
-                kept.write(task.key, store.check_tables(task.function(**task.arguments), task.table), task.about)
+                kept.write(
+                    task.key,
+                    store.check_tables(task.point.function(**task.point.arguments), task.point.table),
+                    task.about,
+                )
             except ZeroDivisionError as error:
                 raise runner.PointError(str(error)) from error
 
