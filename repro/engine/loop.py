@@ -62,8 +62,7 @@ class Engine:
         """Outcomes of the requests that have arrived, in their order; what runs at `until_s` is left unfinished.
 
         UserError if a request can never fit, when its turn comes."""
-        outcomes: list[Outcome] = []
-        arrivals = iter(requests)
+        outcomes, arrivals = [], iter(requests)
         upcoming = next(arrivals, None)
         while (upcoming is not None or self.scheduler.has_work) and self.clock.now < until_s:
             while upcoming is not None and upcoming.arrival_s <= self.clock.now:
@@ -85,7 +84,8 @@ class Engine:
         for observer in self.observers:
             observer.observe(self, output, start)
         now = self.clock.now
-        self._note(now, output, self.scheduler.update(output, result.parents, result.stopped))
+        finished = self.scheduler.update(output, result.parents, result.stopped)
+        self._note(now, output, finished)
 
     def _repeat(self, output: SchedulerOutput, start_s: float, next_arrival_s: float) -> None:
         """Let the output stand for all iterations that would be like it and concern no arrival and no observer."""
@@ -94,13 +94,13 @@ class Engine:
             until = min([until, *[observer.next_s for observer in self.observers]])
             self.scheduler.extend(output, self.executor.lookahead(output, start_s, until))
 
-    def _note(self, now_s: float, output: SchedulerOutput, ended: list[SequenceGroup]) -> None:
+    def _note(self, now_s: float, output: SchedulerOutput, finished: list[SequenceGroup]) -> None:
         """Who has got the first token now, and who the last one."""
         for prefill in output.prefills:
             outcome = self._unfinished[prefill.group]
             if math.isnan(outcome.first_token_s):
                 outcome.first_token_s = now_s
-        for group in ended:
+        for group in finished:
             outcome = self._unfinished.pop(group)
             outcome.finish_s = now_s
             outcome.num_preemptions = group.num_preemptions

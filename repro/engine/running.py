@@ -47,7 +47,7 @@ class RunningSet:
 
     def enter(self, group: SequenceGroup, iteration: int) -> None:
         """Let a group run from `iteration` on."""
-        group.start(iteration)
+        group.status, group.running_since = Status.RUNNING, iteration
         ahead = group.num_stored(0)
         self.num_seqs += len(group.seqs)
         self._ahead += len(group.seqs) * ahead
@@ -69,7 +69,8 @@ class RunningSet:
         self.beams.pop(group, None)
         self.complete(group)
         del self._entries[group]
-        group.stop(iteration, status)
+        group.generated_before += iteration - group.running_since
+        group.status, group.running_since = status, None
 
     def drop(self, group: SequenceGroup, seq: Sequence) -> None:
         """Take one of several sequences out of a group that goes on without it."""
@@ -81,8 +82,9 @@ class RunningSet:
 
     def complete(self, group: SequenceGroup) -> None:
         """Note that a group needs no more tokens. It stays until it leaves: a static batch computes it along."""
-        place = bisect_left(self._calendar, self._entries[group])
-        if self._calendar[place : place + 1] == [self._entries[group]]:
+        entry = self._entries[group]
+        place = bisect_left(self._calendar, entry)
+        if place < len(self._calendar) and self._calendar[place] is entry:
             del self._calendar[place]
 
     def ending(self, iteration: int) -> list[SequenceGroup]:
@@ -90,13 +92,9 @@ class RunningSet:
         return [group for _, _, group in self._calendar[: bisect_left(self._calendar, (iteration + 1,))]]
 
     @property
-    def next_end(self) -> int:
-        """The first iteration that begins with a group at its full length. IndexError if all are complete."""
-        return self._calendar[0][0]
-
-    @property
-    def all_complete(self) -> bool:
-        return not self._calendar
+    def next_end(self) -> int | None:
+        """The first iteration that begins with a group at its full length; None if all are complete."""
+        return self._calendar[0][0] if self._calendar else None
 
     # What an iteration takes
 

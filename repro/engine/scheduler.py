@@ -1,8 +1,7 @@
 """Which sequences run in the next iteration: first come, first served, with preemption (§4.5).
 
-The scheduler is given a memory (a KVCacheManager) and says what to run (SchedulerOutput). It never reads a clock,
-touches a device, or sees a token, so the same lines decide in simulation, on a CPU and on a GPU, for vLLM and for every
-baseline."""
+The scheduler is given a memory (KVCacheManager) and says what to run (SchedulerOutput). It never reads a clock, touches
+a device, or sees a token: the same lines decide in simulation, on a CPU and on a GPU, for vLLM and every baseline."""
 
 from __future__ import annotations
 
@@ -297,7 +296,7 @@ class Scheduler:
         if self.config.batching is Batching.REQUEST:
             for group in ended:
                 self.running.complete(group)
-            ended = list(self.running) if self.running.all_complete else []
+            ended = list(self.running) if self.running.next_end is None else []
         for group in ended:
             self.running.leave(group, self.iteration, Status.FINISHED)
             self.manager.free(group)

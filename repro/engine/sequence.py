@@ -1,8 +1,7 @@
 """Requests and the sequences that they become.
 
 A request turns into one SequenceGroup holding `n` sequences: parallel samples or beams of one prompt (§4.4). A group is
-admitted, preempted and resumed as a whole (§4.5). Nothing here knows token values, blocks, or time beyond the arrival.
-"""
+admitted, preempted and resumed as a whole (§4.5). Nothing here knows token values, blocks, or time but the arrival."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ class Request:
     """One request. Lengths in tokens, arrival in seconds from the start of the trace.
 
     `output_tokens` is the length at which the request ends at the latest; a trace's requests end exactly there.
-    `prefix_id` names a prefix that the service has stored in advance (§4.4, "Shared prefix").
-    """
+    `prefix_id` names a prefix that the service has stored in advance (§4.4, "Shared prefix")."""
 
     request_id: int
     arrival_s: float
@@ -99,15 +97,6 @@ class SequenceGroup:
         self.generated_before = 0
         self.num_preemptions = 0
 
-    def start(self, iteration: int) -> None:
-        """Run from `iteration` on."""
-        self.status, self.running_since = Status.RUNNING, iteration
-
-    def stop(self, iteration: int, status: Status) -> None:
-        """Run no more from `iteration` on, for the reason that `status` gives."""
-        self.generated_before = self.num_generated(iteration)
-        self.status, self.running_since = status, None
-
     def num_stored(self, iteration: int) -> int:
         """Tokens of each live sequence whose K/V is in memory once `iteration` has run.
 
@@ -128,5 +117,4 @@ class SequenceGroup:
         return f"SequenceGroup({self.request.request_id}, {self.status.value}, {len(self.seqs)} sequences)"
 
 
-#: sort key: first come, first served
-by_arrival = attrgetter("arrival")
+by_arrival = attrgetter("arrival")  # sort key: first come, first served

@@ -8,15 +8,8 @@ from dataclasses import dataclass, replace
 
 from repro.engine.config import DEPLOYMENTS, Deployment, lookup
 from repro.engine.errors import UserError
-from repro.engine.memory import (
-    ContiguousKVCacheManager,
-    KVCacheManager,
-    PagedKVCacheManager,
-    Reservation,
-    reserve_max,
-    reserve_oracle,
-    reserve_pow2,
-)
+from repro.engine.memory import ContiguousKVCacheManager, KVCacheManager, PagedKVCacheManager, Reservation
+from repro.engine.memory.contiguous import reserve_max, reserve_oracle, reserve_pow2
 from repro.engine.scheduler import Batching, SchedulerConfig
 
 
@@ -54,7 +47,7 @@ SYSTEMS: dict[str, System] = {
         System("faster-transformer", "FasterTransformer", _STATIC, reserve_max),
     )
 }
-_PAPERS_OWN = frozenset(SYSTEMS)
+_PAPERS_OWN = tuple(SYSTEMS)
 
 #: FasterTransformer's batch limit was set by hand. Known for OPT-13B: 5 on ShareGPT and 14 on Alpaca (the authors'
 #: scripts). For the other models it is scaled with the K/V slots; the paper does not say.
@@ -81,9 +74,7 @@ def register(new: System) -> System:
 
     UserError for the name of one of the paper's systems."""
     if new.name in _PAPERS_OWN:
-        raise UserError(
-            f"{new.name!r} is one of the paper's systems ({', '.join(sorted(_PAPERS_OWN))}); choose another name"
-        )
+        raise UserError(f"{new.name!r} is one of the paper's systems ({', '.join(_PAPERS_OWN)}); choose another name")
     SYSTEMS[new.name] = new
     return new
 

@@ -32,8 +32,7 @@ class BlockAllocator:
         if count > len(self._free):
             raise IndexError(f"{count} blocks asked for, {len(self._free)} free")
         kept = len(self._free) - count
-        blocks = self._free[kept:]
-        blocks.reverse()
+        blocks = self._free[kept:][::-1]
         del self._free[kept:]
         for block in blocks:
             self.ref_counts[block] = 1

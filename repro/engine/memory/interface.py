@@ -60,20 +60,15 @@ class MemoryUsage:
 
 
 class KVCacheManager(ABC):
-    """Interface between scheduler and memory. `num_tokens` is always the stored length of each sequence of the
-    group."""
+    """Between scheduler and memory. `num_tokens` is always the stored length of each sequence of the group."""
 
-    #: whether sequences ask for slots as they grow (paged), or hold all they will ever get (contiguous)
-    grows: bool
-    #: whether several sequences of a group can refer to one block
-    shares: bool
+    grows: bool  # sequences ask for slots as they grow (paged); if not, they hold all they will ever get (contiguous)
+    shares: bool  # several sequences of a group can refer to one block
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = check_block_size(block_size)
         if num_blocks < 1:
-            raise UserError(
-                f"a pool of {num_blocks} blocks of {block_size} slots cannot hold a request; give it at least 1 block"
-            )
+            raise UserError(f"a pool of {num_blocks} blocks cannot hold a request; give it at least 1 block")
         self.num_blocks = num_blocks
 
     @abstractmethod

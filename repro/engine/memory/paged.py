@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from repro.engine.errors import UserError
@@ -39,8 +40,7 @@ class PagedKVCacheManager(KVCacheManager):
     # Shared prefixes (§4.4)
 
     def store_prefix(self, prefix_id: str, num_tokens: int) -> int:
-        """Keep a prefix of `num_tokens` for all requests that name it. Returns the tokens that are shared: whole
-        blocks."""
+        """Keep a prefix for all requests that name it; how many of its tokens are shared (whole blocks)."""
         if prefix_id in self._prefixes:
             raise UserError(f"prefix {prefix_id!r} is stored already")
         count = num_tokens // self.block_size
@@ -127,12 +127,13 @@ class PagedKVCacheManager(KVCacheManager):
 
     def append_slots(self, group: SequenceGroup, num_tokens: int) -> list[CacheOp]:
         ops: list[CacheOp] = []
-        at_boundary = (num_tokens - 1) % self.block_size == 0
+        if (num_tokens - 1) % self.block_size == 0:
+            for seq in group.seqs:
+                self._tables[seq].append(self.gpu.allocate())
+            return ops
         for seq in group.seqs:
             table = self._tables[seq]
-            if at_boundary:
-                table.append(self.gpu.allocate())
-            elif self.gpu.ref_counts[table[-1]] > 1:  # copy-on-write (Fig. 8)
+            if self.gpu.ref_counts[table[-1]] > 1:  # copy-on-write (Fig. 8)
                 copy = self.gpu.allocate()
                 ops.append(CacheOp(OpKind.COPY, table[-1], copy))
                 self.gpu.release([table[-1]])
@@ -141,31 +142,23 @@ class PagedKVCacheManager(KVCacheManager):
 
     def fork(self, group: SequenceGroup, parents: list[int], num_tokens: int) -> list[CacheOp]:
         check_parents(group, parents)
-        seqs = group.seqs
-        for child, parent in enumerate(parents):  # all losers first: their blocks may be all that is free
-            if child != parent:
-                self.free_sequence(seqs[child])
-        for child, parent in enumerate(parents):
-            if child != parent:
-                table = self._tables[seqs[child]] = list(self._tables[seqs[parent]])
-                self.gpu.share(table)
+        moves = [(group.seqs[child], group.seqs[parent]) for child, parent in enumerate(parents) if child != parent]
+        for loser, _ in moves:
+            self.free_sequence(loser)
+        for loser, survivor in moves:
+            table = self._tables[loser] = list(self._tables[survivor])
+            self.gpu.share(table)
         return []  # sharing moves nothing; writes copy later (Fig. 9)
-
-    # Release
 
     def free_sequence(self, seq: Sequence) -> None:
         self.gpu.release(self._tables.pop(seq))
 
     # Swapping (§4.5): a group moves as a whole, a shared block once, a stored prefix not at all
 
-    def _movable_blocks(self, group: SequenceGroup) -> dict[int, int]:
+    def _movable_blocks(self, group: SequenceGroup) -> Counter[int]:
         """Each block of the group beyond the stored prefix -> how many of its sequences refer to it."""
         prefix = self.prefix_tokens(group) // self.block_size
-        counts: dict[int, int] = {}
-        for seq in group.seqs:
-            for block in self._tables[seq][prefix:]:
-                counts[block] = counts.get(block, 0) + 1
-        return counts
+        return Counter(block for seq in group.seqs for block in self._tables[seq][prefix:])
 
     def can_swap_out(self, group: SequenceGroup) -> bool:
         return len(self._movable_blocks(group)) <= self.cpu.num_free
@@ -184,8 +177,7 @@ class PagedKVCacheManager(KVCacheManager):
     def _move(
         self, group: SequenceGroup, source: BlockAllocator, target: BlockAllocator, kind: OpKind
     ) -> list[CacheOp]:
-        # A stored prefix stays where it is: taking it along would free nothing, and two copies of it may be more than
-        # the pool can hold when the group wants to come back.
+        # Moving a stored prefix would free nothing, and the pool may not hold a second copy when the group returns.
         counts = self._movable_blocks(group)
         moved = dict(zip(counts, target.allocate_many(len(counts))))
         for block, holders in counts.items():
@@ -196,8 +188,6 @@ class PagedKVCacheManager(KVCacheManager):
             table = self._tables[seq]
             self._tables[seq] = table[:prefix] + [moved[block] for block in table[prefix:]]
         return [CacheOp(kind, block, moved[block]) for block in counts]
-
-    # Questions
 
     def block_table(self, seq: Sequence) -> list[int]:
         return self._tables[seq]
