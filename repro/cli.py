@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
             "--lengths",
             default=os.environ.get("LENGTHS") or None,
             metavar="FILE.csv",
-            help="pairs of prompt and output lengths to sample requests from",
+            help="pairs of prompt and output lengths to sample requests from, or hub for the data set itself",
         )
         command.add_argument(
             "--jobs", default=os.environ.get("JOBS") or "", metavar="N", help="worker processes (default: all cores)"
@@ -199,7 +199,7 @@ def _open(stem: str, scale: str, overrides: dict[str, Any], lengths: str | None)
     run = experiment.open(stem, scale, overrides)
     if lengths is None or not hasattr(run.params, "lengths") or "lengths" in overrides:
         return run, overrides
-    if not Path(lengths).is_file():
+    if lengths != "hub" and not Path(lengths).is_file():
         raise UserError(f"there is no lengths file {lengths}")
     overrides = {**overrides, "lengths": lengths}
     return experiment.open(stem, scale, overrides), overrides

@@ -83,9 +83,7 @@ class Engine:
         self.clock.spend(result.durations_s)
         for observer in self.observers:
             observer.observe(self, output, start)
-        now = self.clock.now
-        finished = self.scheduler.update(output, result.parents, result.stopped)
-        self._note(now, output, finished)
+        self._note(self.clock.now, output, self.scheduler.update(output, result.parents, result.stopped))
 
     def _repeat(self, output: SchedulerOutput, start_s: float, next_arrival_s: float) -> None:
         """Let the output stand for all iterations that would be like it and concern no arrival and no observer."""
