@@ -186,7 +186,10 @@ class Run:
                 "function": point.function.__name__,
                 "work (%)": round(100 * point.weight / total, 2),
                 "kept": self.store.path(key).is_file(),
-                **{name: _in_short(value) for name, value in point.arguments.items()},
+                **{
+                    name: value if isinstance(value, str) else _in_short(value)
+                    for name, value in point.arguments.items()
+                },
             }
             for key, (_, point) in points.items()
         )
