@@ -55,7 +55,7 @@ def style(table: pd.DataFrame) -> Styler:
         .format("{:+.1f} %", na_rep="", subset=["deviation_percent"])
         .format(na_rep="", subset=["evidence"])
         .format_index(lambda name: name.removesuffix("_percent"), axis="columns")
-        .set_table_styles({name: left for name in ("claim", "key", "verdict", "evidence")})
+        .set_table_styles(dict.fromkeys(("claim", "key", "verdict", "evidence"), left))
         .map(look, subset=["verdict"])
     )
 
