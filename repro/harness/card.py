@@ -23,8 +23,9 @@ _CELL = "text-align:left;vertical-align:top;white-space:normal;padding:0.1em 0.8
 
 def html(run: Run) -> str:
     """The run as HTML: points kept and missing, parameters in force beside those of the file, and the verdicts."""
-    head = f"<b>{escape(run.title)}</b><br><code>{run.stem}</code>, {run.scale} scale: {_points(run)}"
-    return f"<div><p>{head}</p>{_parameters(run)}{_claims(run)}</div>"
+    head = f"<b>{escape(run.title)}</b><br><code>{run.stem}</code>, {run.scale} scale"
+    points = f"<details><summary>{_points(run)}</summary>{run.plan().to_html(max_rows=60)}</details>"
+    return f"<div><p>{head}</p>{points}{_parameters(run)}{_claims(run)}</div>"
 
 
 def _points(run: Run) -> str:
@@ -32,17 +33,13 @@ def _points(run: Run) -> str:
     points = run.identified_points()
     kept = {key: content for key in points if (content := run.store.read(key)) is not None}
     took = sum(content["seconds"] for content in kept.values())
-    said = f"{len(points)} points, {len(kept)} kept"
-    if kept:
-        said += f" (they took {duration(took)})"
+    said = f"{len(points)} points, {len(kept)} kept" + (f" (they took {duration(took)})" if kept else "")
     if len(kept) == len(points):
-        return f"{said}."
-    said += f", {len(points) - len(kept)} missing"
+        return said
     done = sum(points[key][1].weight for key in kept)
     left = sum(point.weight for _, point in points.values()) - done
-    if not done:
-        return f"{said}. How long they take is known when the first one is finished."
-    return f"{said}: about {duration(took * left / done)} of computing, divided among the processes."
+    time = f"about {duration(took * left / done)} of computing" if done else "how long they take is not known yet"
+    return f"{said}, {len(points) - len(kept)} missing: {time}"
 
 
 def _parameters(run: Run) -> str:

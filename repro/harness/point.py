@@ -36,7 +36,7 @@ class Point:
 
 
 def in_short(value: Any) -> str:
-    """A value in at most 60 characters, a named one by its name."""
-    named = getattr(value, "name", None) or getattr(value, "__name__", None)
+    """A value in at most 60 characters: text as it is, what has a name by its name."""
+    named = value if isinstance(value, str) else getattr(value, "name", None) or getattr(value, "__name__", None)
     text = named if isinstance(named, str) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -46,6 +46,7 @@ def compare(judged: Iterable[Judgement | Entry]) -> pd.DataFrame:
 
 def style(table: pd.DataFrame) -> Styler:
     """The table of `compare` as a notebook shows it: numbers written for people, verdicts in their colours."""
+    left = [{"selector": tag, "props": "text-align: left"} for tag in ("th", "td")]
     return (
         table.style.set_uuid(sha256_text(table.to_csv())[:8])  # pandas' own is random
         .hide(axis="index")
@@ -53,7 +54,8 @@ def style(table: pd.DataFrame) -> Styler:
         .format(written_interval, subset=["interval"])
         .format("{:+.1f} %", na_rep="", subset=["deviation_percent"])
         .format(na_rep="", subset=["evidence"])
-        .set_properties(subset=["claim", "key", "verdict", "evidence"], **{"text-align": "left"})
+        .format_index(lambda name: name.removesuffix("_percent"), axis="columns")
+        .set_table_styles(dict.fromkeys(("claim", "key", "verdict", "evidence"), left))
         .map(look, subset=["verdict"])
     )
 
