@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
@@ -25,20 +25,11 @@ from repro.engine.memory import CacheOp, KVCacheManager, PagedKVCacheManager, re
 from repro.engine.scheduler import Batching, PreemptionMode, SchedulerConfig
 from repro.engine.sequence import SequenceGroup
 from repro.engine.systems import System
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report.claims import Judgement
 from repro.studies import sweep
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house_style, plotting
 from repro.studies.common import WORKLOAD_LABEL, Positive, Seeds, Some, trace_of
 from repro.studies.fig15_sharing import METHODS, check_samples
 from repro.workloads import WORKLOADS
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 TABLES = {"crossing": ("setting", "system", "seed")}
 
@@ -130,19 +121,17 @@ def sustained(setup: sweep.Setup, precision: float) -> dict[str, Any]:
     return sweep.crossing_of(setup, nearby, precision)
 
 
+@house_style
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     found = rows["crossing"]
-    with plotting.house():
-        figure, axes = plotting.panels(list(map(_title, params.settings)), columns=2, width=4.6, height=3.0)
-        for axis, setting in zip(axes, params.settings):
-            _draw_ladder(axis, found[found["setting"] == setting])
-        plotting.footer(figure, found, note="Logarithmic: equal heights are equal factors")
+    figure, axes = plotting.panels(list(map(_title, params.settings)), columns=2, width=4.6, height=3.0)
+    for axis, setting in zip(axes, params.settings):
+        _draw_ladder(axis, found[found["setting"] == setting])
+    plotting.footer(figure, found, note="Logarithmic: equal heights are equal factors")
     return {"ablation_ladder": figure}
 
 
-def _draw_ladder(axis: Axes, rows: pd.DataFrame) -> None:
+def _draw_ladder(axis: Axes, rows: DataFrame) -> None:
     rates = rows.groupby("system", sort=False)["crossing_rate"]
     mean, low, high = rates.mean(), rates.min(), rates.max()
     beside = {"textcoords": "offset points", "ha": "center", "fontsize": 8}

@@ -9,21 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from repro.engine.config import DEPLOYMENTS, GB, GIB
 from repro.harness.parameters import parse_yaml
-from repro.report import paper
+from repro.studies.base import Axes, DataFrame, Figure, Rows, paper, plotting
 from repro.studies.fig18a_kernels import paper_overhead
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 MODELS = ("opt-13b", "opt-66b", "opt-175b")
 LEVEL, LEVELS = 0.5, tuple(level / 20 for level in range(2, 21))  # s/token
@@ -35,7 +28,7 @@ _DOTTED = {"linestyle": _DOTS, "markerfacecolor": "none", "markersize": 6, "line
 _BESIDE = {"textcoords": "offset points", "fontsize": 7.5}
 
 
-def items(rows: Rows) -> pd.DataFrame:
+def items(rows: Rows) -> DataFrame:
     """Every item in words: where it stands, two readings, ours, and what our number is."""
     import pandas as pd
 
@@ -104,7 +97,7 @@ def _serving(rows: Rows) -> dict[str, Any]:
     }
 
 
-def _curve(rows: Rows, workload: str) -> pd.DataFrame:
+def _curve(rows: Rows, workload: str) -> DataFrame:
     return rows["batches"][rows["batches"]["workload"] == workload].sort_values("rate")
 
 
@@ -118,7 +111,7 @@ def _batched(rows: Rows, workload: str) -> dict[str, Any]:
     return {"rate": rate, "printed": printed, "ours": ours, "reached": reached, "saturated": saturated}
 
 
-def _chatbot(found: pd.DataFrame) -> str:
+def _chatbot(found: DataFrame) -> str:
     texts = []
     for name, here in found.groupby("conversations", sort=False):
         rates, full = here.set_index("system")["crossing_rate"], 100 * here["full_prompts"].mean()
@@ -180,8 +173,6 @@ def swap_shares_drawn() -> list[float]:
 def draw_plots(rows: Rows) -> Figure:
     import pandas as pd
 
-    from repro.report import plotting
-
     panels = {
         "(a) Fig. 2: external & others": _draw_external,
         "(b) Fig. 13b: vLLM, Alpaca": _draw_batched,
@@ -199,8 +190,6 @@ def draw_plots(rows: Rows) -> Figure:
 
 
 def _draw_external(axis: Axes, rows: Rows) -> None:
-    from repro.report import plotting
-
     pool, color = rows["pool"].set_index("system").drop(index="vllm"), plotting.PIECES["rounding"][1]
     outside = [paper.figure("fig2")[name]["external & others"] for name in pool.index]
     hatched = {"color": color, "hatch": "////", "edgecolor": "white", "linewidth": 0.6}

@@ -22,18 +22,12 @@ from pydantic import AfterValidator, Field
 from repro.engine.errors import UserError
 from repro.engine.scheduler import PreemptionMode
 from repro.engine.sequence import SamplingParams
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report.claims import Judgement
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house_style, plotting
 from repro.studies.common import Some, about
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from transformers import PretrainedConfig
 
-    from repro.harness.tables import Rows
     from repro.llm import LLM, Generation
     from repro.llm.models import LoadedModel
 
@@ -236,14 +230,14 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     ]
 
 
-def _same(rows: pd.DataFrame) -> bool:
+def _same(rows: DataFrame) -> bool:
     """Whether no request differs, and requests were preempted wherever that was asked for."""
     forced = rows[rows["variant"].isin(["swap", "recompute"])]
     equal = (rows["equal"] + rows["undecided"] == rows["total"]).all()
     return bool(equal and (forced["preemptions"] > 0).all() and len(forced))
 
 
-def _counts(rows: pd.DataFrame, absent: str) -> dict[str, Any]:
+def _counts(rows: DataFrame, absent: str) -> dict[str, Any]:
     differing = rows[rows["differing"].notna()]
     cases = "".join(f" {row.model}, {row.variant}: {row.differing}." for row in differing.itertuples())
     preempted = {"swap": 0, "recompute": 0} | rows.groupby("variant")["preemptions"].sum().to_dict()
@@ -252,28 +246,26 @@ def _counts(rows: pd.DataFrame, absent: str) -> dict[str, Any]:
     return sums | distinct | {"preempted": preempted, "cases": cases + absent}
 
 
+@house_style
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     tables = {"greedy": ("Greedy against generate", GREEDY), "mixed": ("Mixed against alone", MIXED)}
     height = 0.42 * rows["greedy"]["model"].nunique() + 1.5
-    with plotting.house():
-        titles, ratios = [title for title, _ in tables.values()], [len(GREEDY), len(MIXED)]
-        figure, axes = plotting.panels(titles, columns=2, width=5.8, height=height, width_ratios=ratios)
-        for axis, (table, (_, variants)) in zip(axes, tables.items()):
-            _draw_matrix(axis, rows[table], list(variants))
-        axes[1].set_yticklabels([])
-        handles = [plotting.Patch(facecolor=color, label=text) for text, color in _COLOR.items()]
-        figure.legend(handles=handles, ncols=3, loc="outside upper center", fontsize=9)
-        note = "Requests with the same tokens, of all; below, how often requests were preempted"
-        plotting.footer(figure, rows["greedy"], note=note)
+    titles, ratios = [title for title, _ in tables.values()], [len(GREEDY), len(MIXED)]
+    figure, axes = plotting.panels(titles, columns=2, width=5.8, height=height, width_ratios=ratios)
+    for axis, (table, (_, variants)) in zip(axes, tables.items()):
+        _draw_matrix(axis, rows[table], list(variants))
+    axes[1].set_yticklabels([])
+    handles = [plotting.Patch(facecolor=color, label=text) for text, color in _COLOR.items()]
+    figure.legend(handles=handles, ncols=3, loc="outside upper center", fontsize=9)
+    note = "Requests with the same tokens, of all; below, how often requests were preempted"
+    plotting.footer(figure, rows["greedy"], note=note)
     return {"decoding_equivalence": figure}
 
 
 _COLOR = {"all equal": "#BFE3D0", f"best two logits within {GAP:g}": "#F5DFA0", "different": "#EDA29B"}
 
 
-def _draw_matrix(axis: Axes, rows: pd.DataFrame, variants: list[str]) -> None:
+def _draw_matrix(axis: Axes, rows: DataFrame, variants: list[str]) -> None:
     models = list(dict.fromkeys(rows["model"]))
     for row in rows.itertuples():
         x, y = variants.index(row.variant), models.index(row.model)

@@ -7,18 +7,15 @@ the allocators, not the cost model; vLLM's two bars of Fig. 13 are the exception
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import model_validator
 
 from repro.engine.systems import System, system
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report import paper
-from repro.report.claims import Judgement
 from repro.simulate.metrics import PIECES, BatchAverage, UsageSamples
 from repro.simulate.profiles import cost_model
 from repro.simulate.serve import serve
+from repro.studies.base import Figure, Judgement, Parameters, Point, Rows, house_style, paper, plotting
 from repro.studies.common import (
     BlockSize,
     Model,
@@ -30,11 +27,6 @@ from repro.studies.common import (
     deployment_of,
     trace_of,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 TABLES = {"pool": ("system", "seed"), "batches": ("workload", "system", "seed")}
 
@@ -113,32 +105,26 @@ def saturated_run(
     }
 
 
+@house_style
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     with_paper = params.as_in_paper
-    with plotting.house():
-        pieces, (axis,) = plotting.panels(
-            [f"{params.model}, ShareGPT, {params.usage_rate:g} req/s"], width=7.2, height=3.6
-        )
-        plotting.memory_bars(axis, rows["pool"], paper=paper.figure("fig2") if with_paper else None)
-        axis.set_ylabel("KV cache (%)")
-        plotting.memory_legend(pieces, with_paper=with_paper)
-        plotting.footer(
-            pieces,
-            rows["pool"],
-            with_paper=with_paper,
-            note="Right, hollow: the paper's bar, whose last piece is both grey pieces of ours",
-        )
-        panels = {"sharegpt": ("ShareGPT", params.batch_rate_sharegpt), "alpaca": ("Alpaca", params.batch_rate_alpaca)}
-        batches, axes = plotting.panels([f"{label}, {rate:g} req/s" for label, rate in panels.values()], width=4.2)
-        for axis, workload in zip(axes, panels):
-            shown = rows["batches"][rows["batches"]["workload"] == workload]
-            plotting.bars(
-                axis, shown, "batched_requests", paper=PAPER_BATCHES[workload] if with_paper else None, digits=2
-            )
-            axis.set_ylabel("batched requests")
-        plotting.footer(batches, rows["batches"], with_paper=with_paper)
+    pieces, (axis,) = plotting.panels([f"{params.model}, ShareGPT, {params.usage_rate:g} req/s"], width=7.2, height=3.6)
+    plotting.memory_bars(axis, rows["pool"], paper=paper.figure("fig2") if with_paper else None)
+    axis.set_ylabel("KV cache (%)")
+    plotting.memory_legend(pieces, with_paper=with_paper)
+    plotting.footer(
+        pieces,
+        rows["pool"],
+        with_paper=with_paper,
+        note="Right, hollow: the paper's bar, whose last piece is both grey pieces of ours",
+    )
+    panels = {"sharegpt": ("ShareGPT", params.batch_rate_sharegpt), "alpaca": ("Alpaca", params.batch_rate_alpaca)}
+    batches, axes = plotting.panels([f"{label}, {rate:g} req/s" for label, rate in panels.values()], width=4.2)
+    for axis, workload in zip(axes, panels):
+        shown = rows["batches"][rows["batches"]["workload"] == workload]
+        plotting.bars(axis, shown, "batched_requests", paper=PAPER_BATCHES[workload] if with_paper else None, digits=2)
+        axis.set_ylabel("batched requests")
+    plotting.footer(batches, rows["batches"], with_paper=with_paper)
     return {"fig02_memory_waste": pieces, "fig13_batched_requests": batches}
 
 

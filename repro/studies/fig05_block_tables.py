@@ -8,21 +8,13 @@ same filled slots and reference counts. No token values and no times occur.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from repro.engine.memory.interface import CacheOp
 from repro.engine.memory.paged import PagedKVCacheManager
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report.claims import Judgement
+from repro.studies.base import DataFrame, Figure, Judgement, Parameters, Point, Rows, house_style, plotting
 from repro.studies.common import BlockSize, about
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 TABLES = {"states": ("walk", "step", "sequence", "logical")}
 NUM_BLOCKS = 32
@@ -182,7 +174,7 @@ def shared_prefix(block_size: int) -> list[dict[str, Any]]:
     return walk.rows
 
 
-def same_state(rows: pd.DataFrame, drawn: tuple[list[str], int, int]) -> bool:
+def same_state(rows: DataFrame, drawn: tuple[list[str], int, int]) -> bool:
     """Whether a state of ours is the one drawn, up to the names of the physical blocks."""
     tables, *totals = drawn
     ours = [
@@ -217,36 +209,36 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     return [Judgement(claim_id, same, "exact") for claim_id, same in held.items()]
 
 
+@house_style
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import diagrams, plotting
+    from repro.report import diagrams
 
     states = {tuple(key): state for key, state in rows["states"].groupby(["walk", "step"], sort=False)}
     lines = [[key for key in states if key[0] in walks] for walks in _LINES]
-    with plotting.house():
-        columns = max(map(len, lines))
-        places = [key for line in lines for key in [*line, *[None] * (columns - len(line))]]
-        heights = [max(states[key]["sequence"].nunique() for key in line) for line in lines]
-        figure, axes = plotting.panels(
-            [f"{FIGURE[key[0]]}: {_STEP.get(key[1], key[1])}" if key else "" for key in places],
-            columns=columns,
-            width=3.1,
-            height=1.75,
-            height_ratios=[0.6 + height for height in heights],
-        )
-        for number, (axis, key) in enumerate(zip(axes, places)):
-            if key is None:
-                axis.remove()
-                continue
-            line = number // columns
-            width = max(states[other]["logical"].max() + 1 for other in lines[line])
-            tables = {
-                name: list(map(diagrams.Cell, table["physical"], table["filled"], table["ref_count"]))
-                for name, table in states[key].groupby("sequence", sort=False)
-            }
-            diagrams.draw_tables(axis, tables, params.block_size, max(5, width), heights[line])
-            in_use, copied = states[key][["blocks_in_use", "blocks_copied"]].iloc[0]
-            axis.set_xlabel(f"blocks in use: {in_use}" + (f", copied: {copied}" if copied else ""), fontsize=8.5)
-        diagrams.legend(figure)
-        note = "Read off the block manager. The prefix of Fig. 10 is itself one of its blocks' holders"
-        plotting.footer(figure, rows["states"], note=note)
+    columns = max(map(len, lines))
+    places = [key for line in lines for key in [*line, *[None] * (columns - len(line))]]
+    heights = [max(states[key]["sequence"].nunique() for key in line) for line in lines]
+    figure, axes = plotting.panels(
+        [f"{FIGURE[key[0]]}: {_STEP.get(key[1], key[1])}" if key else "" for key in places],
+        columns=columns,
+        width=3.1,
+        height=1.75,
+        height_ratios=[0.6 + height for height in heights],
+    )
+    for number, (axis, key) in enumerate(zip(axes, places)):
+        if key is None:
+            axis.remove()
+            continue
+        line = number // columns
+        width = max(states[other]["logical"].max() + 1 for other in lines[line])
+        tables = {
+            name: list(map(diagrams.Cell, table["physical"], table["filled"], table["ref_count"]))
+            for name, table in states[key].groupby("sequence", sort=False)
+        }
+        diagrams.draw_tables(axis, tables, params.block_size, max(5, width), heights[line])
+        in_use, copied = states[key][["blocks_in_use", "blocks_copied"]].iloc[0]
+        axis.set_xlabel(f"blocks in use: {in_use}" + (f", copied: {copied}" if copied else ""), fontsize=8.5)
+    diagrams.legend(figure)
+    note = "Read off the block manager. The prefix of Fig. 10 is itself one of its blocks' holders"
+    plotting.footer(figure, rows["states"], note=note)
     return {"fig05_block_tables": figure}

@@ -7,25 +7,27 @@ each trace's card. Nothing is served here: no system, speed or memory is involve
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import model_validator
 
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report.claims import Judgement
+from repro.studies.base import (
+    Axes,
+    DataFrame,
+    Figure,
+    Judgement,
+    Parameters,
+    Point,
+    Rows,
+    Series,
+    house_style,
+    plotting,
+)
 from repro.studies.common import Positive, Seeds, about, trace_of
 from repro.workloads import WORKLOADS, Trace, check_arrivals
 from repro.workloads.fig11 import fig11_data
 from repro.workloads.trace import QUANTILES
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 TABLES = {
     "cards": ("workload", "seed"),
@@ -145,18 +147,16 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     ]
 
 
+@house_style
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
-    with plotting.house():
-        return {"fig11_workloads": _draw_histograms(rows), "fig11_dependence": _draw_dependence(rows)}
+    return {"fig11_workloads": _draw_histograms(rows), "fig11_dependence": _draw_dependence(rows)}
 
 
-def _bins_of(rows: Rows, workload: str, length: str) -> pd.DataFrame:
+def _bins_of(rows: Rows, workload: str, length: str) -> DataFrame:
     return rows["bins"][(rows["bins"]["workload"] == workload) & (rows["bins"]["length"] == length)]
 
 
-def _spread(rows: pd.DataFrame, by: str, value: str) -> pd.DataFrame:
+def _spread(rows: DataFrame, by: str, value: str) -> DataFrame:
     """Mean, least and most over the seeds, in the order of the rows."""
     return rows.groupby(by, sort=False)[value].agg(["mean", "min", "max"])
 
@@ -170,8 +170,6 @@ def _sources(rows: Rows) -> str:
 
 
 def _draw_histograms(rows: Rows) -> Figure:
-    from repro.report import plotting
-
     panels = [(workload, length) for workload in WORKLOADS for length in LENGTHS]
     titles = [f"{TITLE[workload]}, {LENGTHS[length][0]}" for workload, length in panels]
     figure, axes = plotting.panels(titles, columns=2, width=4.2)
@@ -198,7 +196,7 @@ def _write_in_corner(axis: Axes, text: str) -> None:
     axis.text(0.97, 0.95, text, transform=axis.transAxes, ha="right", va="top", fontsize=9)
 
 
-def _draw_bins(axis: Axes, ours: pd.DataFrame, workload: str, length: str) -> None:
+def _draw_bins(axis: Axes, ours: DataFrame, workload: str, length: str) -> None:
     edges, paper, color = _edges(workload, length), _paper_density(workload, length), LENGTHS[length][1]
     axis.stairs(100 * ours["mean"], edges, fill=True, color=color, alpha=0.45, linewidth=0)
     axis.stairs(100 * ours["max"], edges, baseline=100 * ours["min"], fill=True, color=color, alpha=0.6, linewidth=0)
@@ -207,8 +205,6 @@ def _draw_bins(axis: Axes, ours: pd.DataFrame, workload: str, length: str) -> No
 
 
 def _draw_dependence(rows: Rows) -> Figure:
-    from repro.report import plotting
-
     shown = ("shares up to a length", "output by prompt")
     titles = [f"{TITLE[workload]}, {what}" for workload in WORKLOADS for what in shown]
     figure, axes = plotting.panels(titles, columns=2, width=4.2)
@@ -234,7 +230,7 @@ def _draw_dependence(rows: Rows) -> Figure:
     return figure
 
 
-def _draw_shares(axis: Axes, bins: pd.DataFrame, workload: str, length: str, color: str) -> None:
+def _draw_shares(axis: Axes, bins: DataFrame, workload: str, length: str, color: str) -> None:
     edges = _edges(workload, length)
     # An edge closes its bin on the left, so what lies below it are the lengths up to the whole number before.
     ends = np.append(np.ceil(edges[1:-1]) - 1, edges[-1])
@@ -246,7 +242,7 @@ def _draw_shares(axis: Axes, bins: pd.DataFrame, workload: str, length: str, col
     axis.plot(ends[apart], 100 * paper[apart], "o", color=color, markerfacecolor="none", markersize=5.5)
 
 
-def _draw_output_by_prompt(axis: Axes, ranges: pd.DataFrame, correlations: pd.Series, workload: str) -> None:
+def _draw_output_by_prompt(axis: Axes, ranges: DataFrame, correlations: Series, workload: str) -> None:
     ours, color = _spread(ranges, "prompt_range", "mean_output_tokens"), LENGTHS["output"][1]
     places = np.arange(len(ours))
     axis.bar(places, ours["mean"], 0.6, color=color, alpha=0.45)

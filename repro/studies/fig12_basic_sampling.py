@@ -8,23 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from repro.engine.systems import system_for
-from repro.harness.experiment import Point
-from repro.report import paper
-from repro.report.claims import Judgement
 from repro.simulate.profiles import context_splits, cost_model
 from repro.simulate.serve import trace_seconds
 from repro.studies import sweep
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Point, Rows, house_style, paper, plotting
 from repro.studies.common import WORKLOAD_LABEL, Seeds, Some, Systems, Workloads, deployment_of, trace_of
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 TABLES = {
     "latency": ("panel", "system", "rate", "seed", "assumption"),
@@ -97,7 +88,7 @@ def _seconds(panel: str, rate: float, max_seconds: float) -> float:
     return min(trace_seconds(panel.split("/")[0]), max(max_seconds, 20 / rate))
 
 
-def grid_readings(latency: pd.DataFrame) -> dict[tuple[str, str], float]:
+def grid_readings(latency: DataFrame) -> dict[tuple[str, str], float]:
     """(panel, system) -> the crossing (req/s) as the paper's curve can be read: linearly between our mean latencies at
     the drawn rates. Without those whose last rate lies below it."""
     curves = latency[latency["assumption"] == MAIN].groupby(["panel", "system"], sort=False)
@@ -106,34 +97,32 @@ def grid_readings(latency: pd.DataFrame) -> dict[tuple[str, str], float]:
     return {key: rate for key, rate in read.items() if rate is not None}
 
 
+@house_style
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     latency = rows["latency"]
     main = latency[latency["assumption"] == MAIN]
     slopes = latency[latency["assumption"].str.startswith("slope:")]
-    with plotting.house():
-        curves, axes = plotting.panels(list(params.panels.values()), columns=len(params.models), width=3.6, height=2.6)
-        for axis, panel in zip(axes, params.panels):
-            _band(axis, slopes[slopes["panel"] == panel], plotting.styles(params.systems))
-            sweep.draw_curves(axis, main[main["panel"] == panel], sweep.drawn("fig12", panel, params.systems))
-        plotting.legend(curves, main, with_paper=True)
-        plotting.footer(
-            curves,
-            main,
-            with_paper=True,
-            note="Pale: the other ways to split Fig. 1's slope. Calibrated on vLLM's lowest rate in each panel",
+    curves, axes = plotting.panels(list(params.panels.values()), columns=len(params.models), width=3.6, height=2.6)
+    for axis, panel in zip(axes, params.panels):
+        _band(axis, slopes[slopes["panel"] == panel], plotting.styles(params.systems))
+        sweep.draw_curves(axis, main[main["panel"] == panel], sweep.drawn("fig12", panel, params.systems))
+    plotting.legend(curves, main, with_paper=True)
+    plotting.footer(
+        curves,
+        main,
+        with_paper=True,
+        note="Pale: the other ways to split Fig. 1's slope. Calibrated on vLLM's lowest rate in each panel",
+    )
+    figures = {"fig12_basic_sampling": curves}
+    if params.crossings:
+        note = "Hollow: read off our curve on the paper's grid of rates"
+        figures["fig12_crossings"] = sweep.draw(
+            rows["crossing"], "fig12", params.panels, 15, 0.15, note, grid_readings(latency)
         )
-        figures = {"fig12_basic_sampling": curves}
-        if params.crossings:
-            note = "Hollow: read off our curve on the paper's grid of rates"
-            figures["fig12_crossings"] = sweep.draw(
-                rows["crossing"], "fig12", params.panels, 15, 0.15, note, grid_readings(latency)
-            )
     return figures
 
 
-def _band(axis: Axes, rows: pd.DataFrame, looks: dict[str, Any]) -> None:
+def _band(axis: Axes, rows: DataFrame, looks: dict[str, Any]) -> None:
     for name, group in rows.groupby("system", sort=False):
         spread = group.groupby("rate")["latency_s_per_token"].agg(["min", "max"])
         axis.fill_between(spread.index, spread["min"], spread["max"], color=looks[name].color, alpha=0.10, linewidth=0)

@@ -10,24 +10,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import model_validator
 
 from repro.engine.memory import CacheOp, ContiguousKVCacheManager, KVCacheManager
 from repro.engine.sequence import SequenceGroup
 from repro.engine.systems import System, system
-from repro.harness.experiment import Point
-from repro.report import paper
-from repro.report.claims import Judgement
 from repro.studies import sweep
+from repro.studies.base import Figure, Judgement, Point, Rows, house_style, paper, plotting
 from repro.studies.common import Positive, Seeds, Systems, trace_of
 from repro.studies.fig15_sharing import Methods, Widths, check_samples
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 TABLES = {"latency": ("panel", "system", "rate", "seed"), "crossing": ("panel", "system", "seed", "copies")}
 CALIBRATED = {("parallel/6", "vllm"), ("beam/6", "vllm")}
@@ -120,27 +113,25 @@ def points(params: Params) -> list[Point]:
     return result
 
 
+@house_style
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     latency = rows["latency"]
-    with plotting.house():
-        curves, axes = plotting.panels(list(params.panels.values()), columns=len(params.widths), width=3.6, height=2.6)
-        for axis, panel in zip(axes, params.panels):
-            theirs = sweep.drawn("fig14", panel, params.systems)
-            sweep.draw_curves(axis, latency[latency["panel"] == panel], theirs)
-        plotting.legend(curves, latency, with_paper=True)
-        note = (
-            "Calibrated: the host's cost of a request, on vLLM's crossing with 6 parallel samples; that of a beam "
-            "step, on vLLM's with 6 beams"
+    curves, axes = plotting.panels(list(params.panels.values()), columns=len(params.widths), width=3.6, height=2.6)
+    for axis, panel in zip(axes, params.panels):
+        theirs = sweep.drawn("fig14", panel, params.systems)
+        sweep.draw_curves(axis, latency[latency["panel"] == panel], theirs)
+    plotting.legend(curves, latency, with_paper=True)
+    note = (
+        "Calibrated: the host's cost of a request, on vLLM's crossing with 6 parallel samples; that of a beam "
+        "step, on vLLM's with 6 beams"
+    )
+    plotting.footer(curves, latency, with_paper=True, note=note)
+    figures = {"fig14_multi_sequence": curves}
+    if params.crossings and not paper.figure("fig14").keys().isdisjoint(params.panels):
+        note = "Hollow: copying beams takes no time" if "beam" in params.methods else ""
+        figures["fig14_crossings"] = sweep.draw(
+            rows["crossing"], "fig14", params.panels, 20, 0.17, note, calibrated=CALIBRATED
         )
-        plotting.footer(curves, latency, with_paper=True, note=note)
-        figures = {"fig14_multi_sequence": curves}
-        if params.crossings and not paper.figure("fig14").keys().isdisjoint(params.panels):
-            note = "Hollow: copying beams takes no time" if "beam" in params.methods else ""
-            figures["fig14_crossings"] = sweep.draw(
-                rows["crossing"], "fig14", params.panels, 20, 0.17, note, calibrated=CALIBRATED
-            )
     return figures
 
 

@@ -9,7 +9,7 @@ every open assumption of the cost model.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -17,21 +17,12 @@ from repro.engine.config import DEPLOYMENTS
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.engine.systems import system
-from repro.harness.experiment import Point
-from repro.report import paper
-from repro.report.claims import Judgement
 from repro.simulate.metrics import BatchAverage
 from repro.simulate.profiles import cost_model
 from repro.studies import sweep
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Point, Rows, house_style, paper, plotting
 from repro.studies.common import Positive, Some, about
 from repro.workloads.translation import MEAN_TOKENS, translation_trace
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 TABLES = {
     "latency": ("prefix_tokens", "system", "rate", "seed"),
@@ -121,35 +112,33 @@ def shared_prompt(users: int, prompt_tokens: int) -> dict[str, Any]:
     return {"users": users, "prompt_tokens": prompt_tokens, **about("exact"), "blocks_of_prompt": len(of_prompt)}
 
 
+@house_style
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     latency = rows["latency"]
     titles = [f"LLaMA-13B, {prefix} shared tokens" for prefix in params.prefixes]
-    with plotting.house():
-        figure, axes = plotting.panels(
-            titles + ["vLLM's rate over Orca (Oracle)'s"] * params.crossings, width=3.9, height=3.2
-        )
-        for axis, prefix in zip(axes, params.prefixes):
-            theirs = sweep.drawn("fig16", PANELS.get(prefix, ""), SYSTEMS)
-            sweep.draw_curves(axis, latency[latency["prefix_tokens"] == prefix], theirs)
-        if params.crossings:
-            _draw_ratios(axes[-1], ratios(rows["crossing"], params.sensitivity_seconds))
-        plotting.legend(figure, latency, with_paper=True)
-        means = f"sentences of {MEAN_TOKENS[0]:g} and {MEAN_TOKENS[1]:g} tokens on average"
-        sentences = means if params.sentences is None else f"sentences: {params.sentences}"
-        plotting.footer(figure, latency, with_paper=True, note=f"Calibrated on {ANCHOR} of Fig. 12; {sentences}")
+    figure, axes = plotting.panels(
+        titles + ["vLLM's rate over Orca (Oracle)'s"] * params.crossings, width=3.9, height=3.2
+    )
+    for axis, prefix in zip(axes, params.prefixes):
+        theirs = sweep.drawn("fig16", PANELS.get(prefix, ""), SYSTEMS)
+        sweep.draw_curves(axis, latency[latency["prefix_tokens"] == prefix], theirs)
+    if params.crossings:
+        _draw_ratios(axes[-1], ratios(rows["crossing"], params.sensitivity_seconds))
+    plotting.legend(figure, latency, with_paper=True)
+    means = f"sentences of {MEAN_TOKENS[0]:g} and {MEAN_TOKENS[1]:g} tokens on average"
+    sentences = means if params.sentences is None else f"sentences: {params.sentences}"
+    plotting.footer(figure, latency, with_paper=True, note=f"Calibrated on {ANCHOR} of Fig. 12; {sentences}")
     return {"fig16_shared_prefix": figure}
 
 
-def ratios(crossing: pd.DataFrame, duration_s: float) -> pd.DataFrame:
+def ratios(crossing: DataFrame, duration_s: float) -> DataFrame:
     """[assumption and seed, prefix]: vLLM's crossing over Orca's, on traces of this length."""
     found = crossing[crossing["duration_s"] == duration_s]
     rates = found.pivot_table("crossing_rate", ["assumption", "seed", "prefix_tokens"], "system", sort=False)
     return (rates["vllm"] / rates["orca-oracle"]).unstack()
 
 
-def _draw_ratios(axis: Axes, found: pd.DataFrame) -> None:
+def _draw_ratios(axis: Axes, found: DataFrame) -> None:
     found = found.groupby(level="assumption", sort=False).mean()
     places = range(len(found))
     for (prefix, values), marker in zip(found.items(), "osDv^"):

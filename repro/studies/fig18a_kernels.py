@@ -14,24 +14,26 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from repro.bench import kept
 from repro.engine.errors import UserError
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report import paper
-from repro.report.claims import Judgement
+from repro.studies.base import (
+    Axes,
+    DataFrame,
+    Figure,
+    Judgement,
+    Parameters,
+    Point,
+    Rows,
+    Series,
+    house_style,
+    paper,
+    plotting,
+)
 from repro.studies.common import about
 from repro.studies.fig18b_block_size import REFERENCE
 from repro.studies.measured import GREY, HOLLOW, Gpu, kernel_rows, powers_of_two
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 _SHAPE = ("heads", "dtype", "batch", "context", "block_size", "kernel", "launch")
 #: a table for each of the recorded benchmarks, by its name there
@@ -83,7 +85,7 @@ def recorded(path: Path, manifest: Path, evidence: str) -> dict[str, list[dict[s
     return tables
 
 
-def paper_scale(rows: pd.DataFrame) -> pd.DataFrame:
+def paper_scale(rows: DataFrame) -> DataFrame:
     """us by (batch, context) and kernel at Fig. 18a's shapes, launched by a graph: the kernel alone."""
     chosen = rows[rows["launch"] == "graph"].astype({"context": int})
     return chosen.pivot(index=["batch", "context"], columns="kernel", values="microseconds")
@@ -100,25 +102,23 @@ def paper_overhead(batch: int) -> dict[int, float]:
     return {context: 100 * (us / theirs[context] - 1) for context, us in paper_times("vllm", batch).items()}
 
 
-def overhead(times: pd.DataFrame, over: str) -> pd.Series:
+def overhead(times: DataFrame, over: str) -> Series:
     """By how much ours over permuted blocks exceeds another kernel, in %."""
     return 100 * (times[PERMUTED] / times[over] - 1)
 
 
+@house_style
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     shapes = rows["decode"][rows["decode"]["dtype"] == params.dtype]
-    with plotting.house():
-        return {
-            "fig18a_kernels": _kernels(rows["fig18a"], plotting),
-            "fig18a_bandwidth": _bandwidth(shapes[shapes["kernel"] != IN_ORDER], plotting),
-            "fig18a_paging": _paging(shapes[shapes["kernel"].isin((PERMUTED, IN_ORDER))], plotting),
-            "fig18a_block_sizes": _block_sizes(rows["block_sizes"], plotting),
-        }
+    return {
+        "fig18a_kernels": _kernels(rows["fig18a"]),
+        "fig18a_bandwidth": _bandwidth(shapes[shapes["kernel"] != IN_ORDER]),
+        "fig18a_paging": _paging(shapes[shapes["kernel"].isin((PERMUTED, IN_ORDER))]),
+        "fig18a_block_sizes": _block_sizes(rows["block_sizes"]),
+    }
 
 
-def _kernels(rows: pd.DataFrame, plotting: Any) -> Figure:
+def _kernels(rows: DataFrame) -> Figure:
     titles = [*(f"Batch of {batch}" for batch in BATCHES), "Paged over contiguous"]
     figure, axes = plotting.panels(titles, width=4.0, height=3.5)
     times = paper_scale(rows)
@@ -148,7 +148,7 @@ def _kernels(rows: pd.DataFrame, plotting: Any) -> Figure:
     return figure
 
 
-def _overheads(axis: Axes, times: pd.DataFrame) -> None:
+def _overheads(axis: Axes, times: DataFrame) -> None:
     """Three pairs of kernels, each at both batches."""
     axis.axhline(0, color=GREY, linewidth=0.8)
     for batch, marker in zip(BATCHES, "os"):
@@ -162,7 +162,7 @@ def _overheads(axis: Axes, times: pd.DataFrame) -> None:
     axis.legend(fontsize=7.5, loc="upper right", frameon=True, framealpha=1.0, edgecolor="none")
 
 
-def _places(rows: pd.DataFrame) -> dict[tuple[int, str], float]:
+def _places(rows: DataFrame) -> dict[tuple[int, str], float]:
     """(batch, context) -> its place: by batch, then context, a gap between batches, ragged last."""
     places: dict[tuple[int, str], float] = {}
     equal = {shape for shape in zip(rows["batch"], rows["context"]) if shape[1] != "ragged"}
@@ -173,7 +173,7 @@ def _places(rows: pd.DataFrame) -> dict[tuple[int, str], float]:
     return places
 
 
-def _over_shapes(axis: Axes, rows: pd.DataFrame, y: str, kernel: str, places: dict[tuple[int, str], float]) -> None:
+def _over_shapes(axis: Axes, rows: DataFrame, y: str, kernel: str, places: dict[tuple[int, str], float]) -> None:
     """One line for each batch."""
     color, marker = LOOKS[kernel]
     for batch, group in rows.groupby("batch"):
@@ -190,7 +190,7 @@ def _name_shapes(axis: Axes, places: dict[tuple[int, str], float]) -> None:
     axis.set_xlabel("context (tokens)")
 
 
-def _bandwidth(rows: pd.DataFrame, plotting: Any) -> Figure:
+def _bandwidth(rows: DataFrame) -> Figure:
     figure, axes = plotting.panels(list(HEADS.values()), columns=1, width=9.0, height=3.0)
     places, looks = _places(rows), {kernel: look for kernel, look in LOOKS.items() if kernel in set(rows["kernel"])}
     for axis, heads in zip(axes, HEADS):
@@ -208,13 +208,13 @@ def _bandwidth(rows: pd.DataFrame, plotting: Any) -> Figure:
     return figure
 
 
-def paging_cost(rows: pd.DataFrame) -> pd.DataFrame:
+def paging_cost(rows: DataFrame) -> DataFrame:
     """By heads, batch and context: both times (us), and the `percent` that permuted blocks take longer."""
     times = rows.pivot(index=["heads", "batch", "context"], columns="kernel", values="microseconds")
     return times.assign(percent=overhead(times, IN_ORDER)).reset_index()
 
 
-def _paging(rows: pd.DataFrame, plotting: Any) -> Figure:
+def _paging(rows: DataFrame) -> Figure:
     figure, axes = plotting.panels(list(HEADS.values()), columns=1, width=9.0, height=2.7, sharey=True)
     places, costs = _places(rows), paging_cost(rows)
     for axis, heads in zip(axes, HEADS):
@@ -234,7 +234,7 @@ def _paging(rows: pd.DataFrame, plotting: Any) -> Figure:
     return figure
 
 
-def _block_sizes(rows: pd.DataFrame, plotting: Any) -> Figure:
+def _block_sizes(rows: DataFrame) -> Figure:
     figure, axes = plotting.panels(list(HEADS.values()), width=4.6, height=3.1, sharey=True)
     for axis, heads in zip(axes, HEADS):
         axis.axhline(1, color=GREY, linewidth=0.8)

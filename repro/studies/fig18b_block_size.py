@@ -12,28 +12,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import model_validator
 
 from repro.bench import kept
 from repro.engine.systems import system
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report import paper
-from repro.report.claims import Judgement
 from repro.simulate.metrics import UsageSamples
 from repro.simulate.profiles import cost_model
 from repro.simulate.serve import serve
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house_style, paper, plotting
 from repro.studies.common import BlockSizes, Positive, Seeds, about, check_serving, deployment_of, trace_of
 from repro.studies.measured import HOLLOW, GpuOrNone, kernel_rows, modelled_curve, powers_of_two, together
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 TABLES = {"kernel": ("block_size",), "served": ("workload", "effects", "block_size", "seed")}
 REFERENCE = 16  # tokens: the block size of Fig. 1 and Fig. 12, on which the cost model is calibrated
@@ -114,39 +104,37 @@ def served_with(
     }
 
 
+@house_style
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     kernel, served = rows["kernel"], rows["served"]
     panels = {
         "sharegpt": f"ShareGPT, {params.rate_sharegpt:g} req/s",
         "alpaca": f"Alpaca, {params.rate_alpaca:g} req/s",
     }
     titles = ["Last-block waste", "Attention kernel", *panels.values()]
-    with plotting.house():
-        figure, axes = plotting.panels(titles, columns=2, width=4.6, height=2.8)
-        series = served[served["effects"] == WASTE].groupby("workload", sort=False)
-        for color, (workload, group) in zip(("#0072B2", "#E69F00"), series):
-            waste = group.groupby("block_size")["wasted"].mean()
-            look = dict(color=color, linestyle=(0, (5, 1.5, 1, 1.5)), markersize=4, label=workload)
-            axes[0].plot(waste.index, waste, "o", **look)
-        axes[0].set(ylabel="slots without a token (%)", ylim=(0, None))
-        axes[0].legend(fontsize=8)
-        if len(kernel):
-            look = dict(color="#117733", markeredgecolor="black", markersize=5)
-            axes[1].plot(kernel["block_size"], kernel["relative"], "o-", **look)
-            corner = dict(xycoords="axes fraction", ha="right", va="top")
-            axes[1].annotate(f"{kernel['device'].iloc[0]}, recorded", (0.98, 0.95), fontsize=8, **corner)
-        axes[1].set(ylabel=f"time over blocks of {REFERENCE}", ylim=(0, 1.3))
-        for axis, workload in zip(axes[2:], panels):
-            _draw_latency(axis, served[served["workload"] == workload], paper.points("fig18b", workload))
-        for axis in axes:
-            powers_of_two(axis, params.block_sizes)
-        plotting.footer(figure, together(kernel, served), with_paper=True)
+    figure, axes = plotting.panels(titles, columns=2, width=4.6, height=2.8)
+    series = served[served["effects"] == WASTE].groupby("workload", sort=False)
+    for color, (workload, group) in zip(("#0072B2", "#E69F00"), series):
+        waste = group.groupby("block_size")["wasted"].mean()
+        look = dict(color=color, linestyle=(0, (5, 1.5, 1, 1.5)), markersize=4, label=workload)
+        axes[0].plot(waste.index, waste, "o", **look)
+    axes[0].set(ylabel="slots without a token (%)", ylim=(0, None))
+    axes[0].legend(fontsize=8)
+    if len(kernel):
+        look = dict(color="#117733", markeredgecolor="black", markersize=5)
+        axes[1].plot(kernel["block_size"], kernel["relative"], "o-", **look)
+        corner = dict(xycoords="axes fraction", ha="right", va="top")
+        axes[1].annotate(f"{kernel['device'].iloc[0]}, recorded", (0.98, 0.95), fontsize=8, **corner)
+    axes[1].set(ylabel=f"time over blocks of {REFERENCE}", ylim=(0, 1.3))
+    for axis, workload in zip(axes[2:], panels):
+        _draw_latency(axis, served[served["workload"] == workload], paper.points("fig18b", workload))
+    for axis in axes:
+        powers_of_two(axis, params.block_sizes)
+    plotting.footer(figure, together(kernel, served), with_paper=True)
     return {"fig18b_block_size": figure}
 
 
-def _draw_latency(axis: Axes, rows: pd.DataFrame, drawn: list[tuple[float, float]]) -> None:
+def _draw_latency(axis: Axes, rows: DataFrame, drawn: list[tuple[float, float]]) -> None:
     axis.plot(*zip(*drawn), "o", color="#0072B2", label="the paper", **HOLLOW)
     for (effects, group), color, marker in zip(rows.groupby("effects", sort=False), ("#0072B2", "#117733"), "os"):
         modelled_curve(axis, group, "latency_s_per_token", color, marker, effects)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import model_validator
 
@@ -23,21 +23,11 @@ from repro.bench import kept
 from repro.engine.config import GB
 from repro.engine.scheduler import PreemptionMode
 from repro.engine.systems import system
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report import paper
-from repro.report.claims import Judgement
 from repro.simulate.profiles import a100_2023, cost_model
 from repro.simulate.serve import serve
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house_style, paper, plotting
 from repro.studies.common import BlockSizes, Positive, Rates, Seeds, about, check_serving, deployment_of, trace_of
 from repro.studies.measured import HOLLOW, GpuOrNone, kernel_rows, modelled_curve, powers_of_two, runs, together
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 _ALONE = ("way", "block_size")
 TABLES = {"alone": _ALONE, "recorded": _ALONE, "end_to_end": ("rate", *_ALONE, "seed")}
@@ -153,31 +143,29 @@ def end_to_end(
     }
 
 
+@house_style
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     recorded, serving = rows["recorded"], rows["end_to_end"]
     titles = [f"(a) {TOKENS} tokens alone", *(f"(b) ShareGPT, {rate:g} req/s" for rate in params.rates)]
-    with plotting.house():
-        figure, axes = plotting.panels(titles, width=4.0, height=3.2)
-        _draw_curves(axes[0], rows["alone"], "milliseconds", "fig19a")
-        for way, group in recorded.groupby("way"):
-            label, marker, color = RECORDED[way]
-            look = dict(color=color, linestyle="-", markeredgecolor="black", markersize=5)
-            label = f"{group['evidence'].iloc[0]}: {label}"
-            axes[0].plot(group["block_size"], group["milliseconds"], marker, label=label, **look)
-        axes[0].set(ylabel="ms", yscale="log", ylim=(3, 10000))
-        axes[0].legend(fontsize=7, ncols=2, loc="upper center", handlelength=1.8, columnspacing=1.0)
-        for axis, rate in zip(axes[1:], params.rates):
-            drawn = "fig19b" if rate == PAPER_RATE else None
-            _draw_curves(axis, serving[serving["rate"] == rate], "latency_s_per_token", drawn)
-            axis.set(ylabel="normalized latency (s/token)", yscale="log")
-        note = "(a): swapping is calibrated on these very points"
-        plotting.footer(figure, together(recorded, serving), with_paper=True, note=note)
+    figure, axes = plotting.panels(titles, width=4.0, height=3.2)
+    _draw_curves(axes[0], rows["alone"], "milliseconds", "fig19a")
+    for way, group in recorded.groupby("way"):
+        label, marker, color = RECORDED[way]
+        look = dict(color=color, linestyle="-", markeredgecolor="black", markersize=5)
+        label = f"{group['evidence'].iloc[0]}: {label}"
+        axes[0].plot(group["block_size"], group["milliseconds"], marker, label=label, **look)
+    axes[0].set(ylabel="ms", yscale="log", ylim=(3, 10000))
+    axes[0].legend(fontsize=7, ncols=2, loc="upper center", handlelength=1.8, columnspacing=1.0)
+    for axis, rate in zip(axes[1:], params.rates):
+        drawn = "fig19b" if rate == PAPER_RATE else None
+        _draw_curves(axis, serving[serving["rate"] == rate], "latency_s_per_token", drawn)
+        axis.set(ylabel="normalized latency (s/token)", yscale="log")
+    note = "(a): swapping is calibrated on these very points"
+    plotting.footer(figure, together(recorded, serving), with_paper=True, note=note)
     return {"fig19_preemption": figure}
 
 
-def _draw_curves(axis: Axes, rows: pd.DataFrame, y: str, drawn: str | None) -> None:
+def _draw_curves(axis: Axes, rows: DataFrame, y: str, drawn: str | None) -> None:
     for way, group in rows.groupby("way", sort=False):
         color, marker = LOOKS[way]
         modelled_curve(axis, group, y, color, marker, way)
@@ -187,7 +175,7 @@ def _draw_curves(axis: Axes, rows: pd.DataFrame, y: str, drawn: str | None) -> N
     axis.legend(fontsize=8)
 
 
-def differences(rows: pd.DataFrame, rate: float) -> dict[int, float]:
+def differences(rows: DataFrame, rate: float) -> dict[int, float]:
     """block size -> by how much the slower way's mean latency exceeds the other's end to end, in %."""
     means = rows[rows["rate"] == rate].groupby(["block_size", "way"])["latency_s_per_token"].mean().unstack()
     return {size: 100 * (row.max() / row.min() - 1) for size, row in means.iterrows()}
@@ -210,7 +198,7 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     ]
 
 
-def judge_shapes(rows: pd.DataFrame) -> list[Judgement]:
+def judge_shapes(rows: DataFrame) -> list[Judgement]:
     """The shapes of the curves alone, as recorded; the modelled ones are flat and falling by construction."""
     if rows.empty:
         return []

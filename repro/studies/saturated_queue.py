@@ -30,25 +30,16 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from repro.bench import kept
 from repro.engine.errors import UserError
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report.claims import Judgement
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house_style, plotting
 from repro.studies.common import Count, Seeds, about
 from repro.studies.measured import GpuOrNone, above, kernel_rows
 from repro.studies.saturated import SETUPS, Load, head_of_queue, replay
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 TABLES = {"replay": ("setup", "seed"), "head": ("seed", "step"), "kernel": ("device",)}
 COLORS = {"contiguous": "#D55E00", "oracle": "#009E73", "paged": "#0072B2"}
@@ -129,27 +120,25 @@ def kernel(path: Path, evidence: str) -> dict[str, Any]:
     return {**about(evidence, device), "speed": min(time["in order"] / time["permuted"] for time in times.values())}
 
 
+@house_style
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     replays = rows["replay"]
     printed = {name: {"token states": found[1]} for name, found in PRINTED.items() if len(found) > 1}
-    with plotting.house():
-        titles = ["Where the slots are", "Tokens a step"]
-        figure, axes = plotting.panels(titles, columns=1, width=11.0, height=3.3, sharex=True)
-        plotting.memory_bars(axes[0], replays, by="setup", paper=printed)
-        axes[0].set_ylabel("% of the slots")
-        _throughput(axes[1], replays)
-        plotting.memory_legend(figure)
-        note = (
-            "Hollow: as the explainer prints it. In brackets: declared max_tokens (2048 where none is given), or what "
-            "differs"
-        )
-        plotting.footer(figure, replays, note=note)
-        return {"saturated_queue": figure, "saturated_queue_fragmentation": _fragmentation(rows["head"], plotting)}
+    titles = ["Where the slots are", "Tokens a step"]
+    figure, axes = plotting.panels(titles, columns=1, width=11.0, height=3.3, sharex=True)
+    plotting.memory_bars(axes[0], replays, by="setup", paper=printed)
+    axes[0].set_ylabel("% of the slots")
+    _throughput(axes[1], replays)
+    plotting.memory_legend(figure)
+    note = (
+        "Hollow: as the explainer prints it. In brackets: declared max_tokens (2048 where none is given), or what "
+        "differs"
+    )
+    plotting.footer(figure, replays, note=note)
+    return {"saturated_queue": figure, "saturated_queue_fragmentation": _fragmentation(rows["head"])}
 
 
-def _throughput(axis: Axes, rows: pd.DataFrame) -> None:
+def _throughput(axis: Axes, rows: DataFrame) -> None:
     """Tokens a step: mean over the seeds with a whisker from the least to the most, the printed number hollow beside
     it."""
     for place, (name, group) in enumerate(rows.groupby("setup", sort=False)):
@@ -167,7 +156,7 @@ def _throughput(axis: Axes, rows: pd.DataFrame) -> None:
     axis.grid(axis="x", visible=False)
 
 
-def _fragmentation(rows: pd.DataFrame, plotting: Any) -> Figure:
+def _fragmentation(rows: DataFrame) -> Figure:
     figure, (axis,) = plotting.panels(["Oracle, outputs of 1 to 511 tokens"], width=8.0, height=3.0)
     step, needed, largest = (rows[name] for name in ("step", "needed", "largest_run"))
     looks = {

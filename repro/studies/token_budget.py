@@ -13,7 +13,7 @@ Three things that V1's tuning guide and an article on its batching say, on the p
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import model_validator
@@ -23,21 +23,12 @@ from repro.engine.errors import UserError
 from repro.engine.loop import Engine, Observer
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report.claims import Judgement
 from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.profiles import cost_model
 from repro.simulate.serve import requests_of
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house_style, plotting
 from repro.studies.common import Count, Positive, Rates, Seeds, Some, about, deployment_of, trace_of
 from repro.workloads.chatbot import chatbot_trace
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 TABLES = {
     "refusals": ("budget",),
@@ -241,22 +232,20 @@ def quiz_run(order: str, budget: int) -> dict[str, list[dict[str, Any]]]:
     return {"quiz": [common | _counts(scheduler, rule) | blocks], "steps": steps}
 
 
+@house_style
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     served, names = rows["served"], {"sharegpt": "ShareGPT", "chatbot": "Chatbot"}
     shown = {"between tokens": GAPS, "to the first token": FIRST}
-    with plotting.house():
-        titles = [f"{name}: {what}" for what in shown for name in names.values()]
-        figure, axes = plotting.panels(titles, columns=2, width=4.6, height=2.8)
-        panels = ((columns, workload) for columns in shown.values() for workload in names)
-        for axis, (columns, workload) in zip(axes, panels):
-            _times(axis, served[served["workload"] == workload], columns)
-        plotting.footer(figure, served)
-        return {"token_budget": figure, "token_budget_steps": _steps(rows["steps"])}
+    titles = [f"{name}: {what}" for what in shown for name in names.values()]
+    figure, axes = plotting.panels(titles, columns=2, width=4.6, height=2.8)
+    panels = ((columns, workload) for columns in shown.values() for workload in names)
+    for axis, (columns, workload) in zip(axes, panels):
+        _times(axis, served[served["workload"] == workload], columns)
+    plotting.footer(figure, served)
+    return {"token_budget": figure, "token_budget_steps": _steps(rows["steps"])}
 
 
-def _times(axis: Axes, rows: pd.DataFrame, columns: dict[str, str]) -> None:
+def _times(axis: Axes, rows: DataFrame, columns: dict[str, str]) -> None:
     for (rate, group), color in zip(rows.groupby("rate"), COLORS):
         for (column, name), marker, face in zip(columns.items(), "os", (color, "white")):
             spread = group.groupby("budget")[column].agg(["mean", "min", "max"])
@@ -274,9 +263,7 @@ def _times(axis: Axes, rows: pd.DataFrame, columns: dict[str, str]) -> None:
     axis.legend(fontsize=7.5)
 
 
-def _steps(rows: pd.DataFrame) -> Figure:
-    from repro.report import plotting
-
+def _steps(rows: DataFrame) -> Figure:
     title = "100 requests of 256 + 100 tokens, then 5 of 8,000 + 100"
     figure, (axis,) = plotting.panels([title], width=8.0, height=2.9)
     drawn = {"decodes": rows["decodes"], "prompt tokens": rows["prompt_tokens"]}

@@ -10,16 +10,13 @@ numbers and the pictures in `both_readings`.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from repro.engine.loop import Engine, Observer
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.scheduler import PreemptionMode, Scheduler, SchedulerConfig, SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.engine.systems import system
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report.claims import Judgement
 from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.metrics import UsageSamples
 from repro.simulate.profiles import cost_model
@@ -32,14 +29,9 @@ from repro.studies import (
     fig19_preemption,
     sweep,
 )
+from repro.studies.base import DataFrame, Figure, Judgement, Parameters, Point, Rows, house_style
 from repro.studies.both_readings import MODELS, draw_plots, items
 from repro.studies.common import Positive, Rates, Seed, about, deployment_of, trace_of
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 TABLES = {
     "pool": ("system",),
@@ -168,14 +160,12 @@ def swapped_in_service(rate: float, duration_s: float, seed: int) -> dict[str, A
     return found | about("replayed", costs.name, seed, trace)
 
 
+@house_style
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
-    with plotting.house():
-        return {"both_readings": draw_plots(rows)}
+    return {"both_readings": draw_plots(rows)}
 
 
-def tables(rows: Rows, params: Params) -> dict[str, pd.DataFrame]:
+def tables(rows: Rows, params: Params) -> dict[str, DataFrame]:
     return {"what_the_paper_does_not_say": items(rows)}
 
 
