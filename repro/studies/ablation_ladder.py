@@ -26,7 +26,7 @@ from repro.engine.scheduler import Batching, PreemptionMode, SchedulerConfig
 from repro.engine.sequence import SequenceGroup
 from repro.engine.systems import System
 from repro.studies import sweep
-from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house_style, plotting
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting
 from repro.studies.common import WORKLOAD_LABEL, Positive, Seeds, Some, trace_of
 from repro.studies.fig15_sharing import METHODS, check_samples
 from repro.workloads import WORKLOADS
@@ -121,7 +121,7 @@ def sustained(setup: sweep.Setup, precision: float) -> dict[str, Any]:
     return sweep.crossing_of(setup, nearby, precision)
 
 
-@house_style
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     found = rows["crossing"]
     figure, axes = plotting.panels(list(map(_title, params.settings)), columns=2, width=4.6, height=3.0)
@@ -133,15 +133,14 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
 
 def _draw_ladder(axis: Axes, rows: DataFrame) -> None:
     rates = rows.groupby("system", sort=False)["crossing_rate"]
-    mean, low, high = rates.mean(), rates.min(), rates.max()
+    mean = rates.mean()
     beside = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
     for place, (name, rate) in enumerate(mean.items()):
         before = mean.iloc[place - 1] if place else mean.iloc[0] / 2
         color = "#888888" if place == 0 else "#0072B2" if rate >= before else "#D55E00"
         axis.bar(place, rate - before, 0.7, bottom=before, color=color, alpha=0.75)
-        if high[name] > low[name]:
-            ends = [[rate - low[name]], [high[name] - rate]]
-            axis.errorbar(place, rate, ends, color="black", linewidth=1, capsize=2.5)
+        if rates.get_group(name).nunique() > 1:
+            plotting.whisker(axis, place, rates.get_group(name))
         if place:
             axis.plot([place - 1.35, place + 0.35], [before, before], color="#555555", linewidth=0.8)
             axis.annotate(f"x{rate / before:.2f}", (place, max(rate, before)), (0, 3), **beside)

@@ -37,11 +37,19 @@ else:
 
 __all__ = ["Axes", "DataFrame", "Figure", "Judgement", "Parameters", "Point", "Rows", "Series", "paper", "plotting"]
 
+
+def where(rows: DataFrame, **values: Any) -> DataFrame:
+    """The rows whose columns have these values."""
+    for column, value in values.items():
+        rows = rows[rows[column] == value]
+    return rows
+
+
 _Draw = Callable[[Rows, Any], "dict[str, Figure]"]
 
 
-def house_style(draw: _Draw) -> _Draw:
-    """A study's `draw` with the look of every figure."""
+def house(draw: _Draw) -> _Draw:
+    """A study's `draw` in the house style."""
 
     @functools.wraps(draw)
     def styled(rows: Rows, params: Any) -> dict[str, Figure]:

@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, model_validator
+from pydantic import model_validator
 
-from repro.engine.config import DEPLOYMENTS, DEVICES, lookup
+from repro.engine.config import DEPLOYMENTS, DEVICES
 from repro.engine.scheduler import Prefill, SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.simulate.cost_model import CostModel
 from repro.simulate.profiles import a100_2023, context_splits, cost_model
-from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house_style, paper, plotting
-from repro.studies.common import Count, Some, about
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, paper, plotting
+from repro.studies.common import Count, Some, about, named
 
 TABLES = {"decode": ("curve", "batch"), "prompt": ("efficiency", "prompt_tokens"), "anchor": ("panel", "split")}
 
@@ -28,12 +28,8 @@ PROMPTS = tuple(range(0, 2049, 64))
 _BESIDE = {"textcoords": "offset points", "fontsize": 8}
 
 
-def _device(name: str) -> str:
-    return lookup("device", DEVICES, name) and name
-
-
 class Params(Parameters):
-    devices: Annotated[tuple[Annotated[str, AfterValidator(_device)], ...], Some]
+    devices: Annotated[tuple[Annotated[str, named("device", DEVICES)], ...], Some]
     context_tokens: Count
     prefill_efficiencies: tuple[float, ...]
     free: ClassVar = ("devices", "context_tokens", "prefill_efficiencies")
@@ -116,7 +112,7 @@ def fig1_iteration_ms() -> list[tuple[float, float]]:
     return [(batch, 1e3 * batch / rate) for batch, rate in paper.points("fig1", "throughput_tok_s") if batch > 1]
 
 
-@house_style
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     figure, axes = plotting.panels(
         ["Decode iteration, OPT-13B", "What a prompt adds", "Anchors of Fig. 12's panels"], width=4.1, height=3.4

@@ -22,7 +22,7 @@ from pydantic import AfterValidator, Field
 from repro.engine.errors import UserError
 from repro.engine.scheduler import PreemptionMode
 from repro.engine.sequence import SamplingParams
-from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house_style, plotting
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting
 from repro.studies.common import Some, about
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ def _counts(rows: DataFrame, absent: str) -> dict[str, Any]:
     return sums | distinct | {"preempted": preempted, "cases": cases + absent}
 
 
-@house_style
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     tables = {"greedy": ("Greedy against generate", GREEDY), "mixed": ("Mixed against alone", MIXED)}
     height = 0.42 * rows["greedy"]["model"].nunique() + 1.5
@@ -276,7 +276,4 @@ def _draw_matrix(axis: Axes, rows: DataFrame, variants: list[str]) -> None:
     axis.set(xlim=(-0.03, len(variants)), ylim=(len(models) - 0.5, -0.5), yticks=range(len(models)), yticklabels=models)
     places = [place + 0.47 for place in range(len(variants))]
     axis.set_xticks(places, variants, rotation=35, ha="right", rotation_mode="anchor")
-    axis.tick_params(left=False, bottom=False)
-    axis.grid(visible=False)
-    for spine in axis.spines.values():
-        spine.set_visible(False)
+    plotting.bare(axis)

@@ -21,7 +21,7 @@ from repro.engine.systems import system
 from repro.simulate.metrics import BatchAverage, UsageSamples
 from repro.simulate.profiles import cost_model
 from repro.simulate.serve import serve
-from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house_style, paper, plotting
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, paper, plotting
 from repro.studies.common import Positive, Seeds, Some, about, check_serving, deployment_of, trace_of
 
 TABLES = {"batches": ("system", "kv_gb", "limit", "seed")}
@@ -101,7 +101,7 @@ def batch_at(
     }
 
 
-@house_style
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     import pandas as pd
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, model_validator
+from pydantic import model_validator
 
-from repro.engine.config import DEPLOYMENTS, GB, GIB, lookup
+from repro.engine.config import DEPLOYMENTS, GB, GIB
 from repro.engine.errors import UserError
 from repro.engine.memory.contiguous import ContiguousKVCacheManager
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
@@ -26,11 +26,11 @@ from repro.studies.base import (
     Point,
     Rows,
     Series,
-    house_style,
+    house,
     paper,
     plotting,
 )
-from repro.studies.common import Some, about
+from repro.studies.common import Some, about, named
 
 TABLES = {"table1": ("deployment",), "chunks": ("request",), "claims": ("claim", "key")}
 _PIECES = ("token_states", "reserved", "internal")  # of a chunk, from its first slot
@@ -42,12 +42,8 @@ REQUESTS = (
 )
 
 
-def _of_table1(name: str) -> str:
-    return lookup("deployment", paper.figure("table1"), name) and name
-
-
 class Params(Parameters):
-    deployments: Annotated[tuple[Annotated[str, AfterValidator(_of_table1)], ...], Some]
+    deployments: Annotated[tuple[Annotated[str, named("deployment", paper.figure("table1"))], ...], Some]
     chunk_slots: tuple[int, int]
     free: ClassVar = ("deployments",)
 
@@ -164,7 +160,7 @@ def _judge_table1(deployment: str, row: Series) -> list[Judgement]:
     return judgements
 
 
-@house_style
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     return {"fig01_memory": _draw_table1(rows["table1"]), "fig03_contiguous": _draw_chunks(rows["chunks"])}
 
@@ -249,7 +245,4 @@ def _draw_first_slots(axis: Axes, row: dict[str, Any], name: str, words: list[st
         axis.text(slot + 0.5, 0, word, fontsize=7, color="white", **_MIDDLE)
     axis.text(shown + 0.15, 0, f"{row['internal']:,} never used", fontsize=8, va="center")
     axis.set(xlim=(0, shown + 2.6), ylim=(-0.5, 0.5), xticks=[], yticks=[0], yticklabels=[f"request {name}"])
-    axis.tick_params(left=False)
-    axis.grid(visible=False)
-    for spine in axis.spines.values():
-        spine.set_visible(False)
+    plotting.bare(axis)

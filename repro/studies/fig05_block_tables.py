@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from repro.engine.memory.interface import CacheOp
 from repro.engine.memory.paged import PagedKVCacheManager
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
-from repro.studies.base import DataFrame, Figure, Judgement, Parameters, Point, Rows, house_style, plotting
+from repro.studies.base import DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting
 from repro.studies.common import BlockSize, about
 
 TABLES = {"states": ("walk", "step", "sequence", "logical")}
@@ -209,7 +209,7 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     return [Judgement(claim_id, same, "exact") for claim_id, same in held.items()]
 
 
-@house_style
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     from repro.report import diagrams
 

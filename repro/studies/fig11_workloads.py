@@ -21,10 +21,11 @@ from repro.studies.base import (
     Point,
     Rows,
     Series,
-    house_style,
+    house,
     plotting,
+    where,
 )
-from repro.studies.common import Positive, Seeds, about, trace_of
+from repro.studies.common import WORKLOAD_LABEL, Positive, Seeds, about, trace_of
 from repro.workloads import WORKLOADS, Trace, check_arrivals
 from repro.workloads.fig11 import fig11_data
 from repro.workloads.trace import QUANTILES
@@ -34,7 +35,6 @@ TABLES = {
     "prompt_ranges": ("workload", "seed", "prompt_range"),
     "bins": ("workload", "seed", "length", "bin"),
 }
-TITLE = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}
 #: The paper's word for each length and a colour that no system has.
 LENGTHS = {"prompt": ("input", "#332288"), "output": ("output", "#AA4499")}
 _GREY = "#555555"
@@ -147,13 +147,13 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     ]
 
 
-@house_style
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     return {"fig11_workloads": _draw_histograms(rows), "fig11_dependence": _draw_dependence(rows)}
 
 
 def _bins_of(rows: Rows, workload: str, length: str) -> DataFrame:
-    return rows["bins"][(rows["bins"]["workload"] == workload) & (rows["bins"]["length"] == length)]
+    return where(rows["bins"], workload=workload, length=length)
 
 
 def _spread(rows: DataFrame, by: str, value: str) -> DataFrame:
@@ -164,19 +164,19 @@ def _spread(rows: DataFrame, by: str, value: str) -> DataFrame:
 def _sources(rows: Rows) -> str:
     own = ", the paper's own pairs"
     return "; ".join(
-        f"{TITLE[card.workload]}: {card.source}{own if card.equals_paper_trace else ''}"
+        f"{WORKLOAD_LABEL[card.workload]}: {card.source}{own if card.equals_paper_trace else ''}"
         for card in rows["cards"].drop_duplicates("workload").itertuples()
     )
 
 
 def _draw_histograms(rows: Rows) -> Figure:
     panels = [(workload, length) for workload in WORKLOADS for length in LENGTHS]
-    titles = [f"{TITLE[workload]}, {LENGTHS[length][0]}" for workload, length in panels]
+    titles = [f"{WORKLOAD_LABEL[workload]}, {LENGTHS[length][0]}" for workload, length in panels]
     figure, axes = plotting.panels(titles, columns=2, width=4.2)
     cards = rows["cards"]
     for axis, (workload, length) in zip(axes, panels):
         _draw_bins(axis, _spread(_bins_of(rows, workload, length), "bin", "density"), workload, length)
-        means = cards[cards["workload"] == workload][f"mean_{length}_tokens"]
+        means = where(cards, workload=workload)[f"mean_{length}_tokens"]
         span = f" ({means.min():.2f} to {means.max():.2f})" if len(means) > 1 else ""
         printed = fig11_data()[workload][length]["mean_tokens"]
         _write_in_corner(axis, f"mean {means.mean():.2f}{span}\nthe paper's {printed}")
@@ -206,10 +206,10 @@ def _draw_bins(axis: Axes, ours: DataFrame, workload: str, length: str) -> None:
 
 def _draw_dependence(rows: Rows) -> Figure:
     shown = ("shares up to a length", "output by prompt")
-    titles = [f"{TITLE[workload]}, {what}" for workload in WORKLOADS for what in shown]
+    titles = [f"{WORKLOAD_LABEL[workload]}, {what}" for workload in WORKLOADS for what in shown]
     figure, axes = plotting.panels(titles, columns=2, width=4.2)
     for (shares, means), workload in zip(zip(axes[::2], axes[1::2]), WORKLOADS):
-        cards, ranges = (rows[name][rows[name]["workload"] == workload] for name in ("cards", "prompt_ranges"))
+        cards, ranges = (where(rows[name], workload=workload) for name in ("cards", "prompt_ranges"))
         for length, (_, color) in LENGTHS.items():
             _draw_shares(shares, _bins_of(rows, workload, length), workload, length, color)
             quantiles = cards[[f"{length}_p{100 * level:g}" for level in QUANTILES]]

@@ -14,7 +14,7 @@ from repro.engine.systems import system_for
 from repro.simulate.profiles import context_splits, cost_model
 from repro.simulate.serve import trace_seconds
 from repro.studies import sweep
-from repro.studies.base import Axes, DataFrame, Figure, Judgement, Point, Rows, house_style, paper, plotting
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Point, Rows, house, paper, plotting, where
 from repro.studies.common import WORKLOAD_LABEL, Seeds, Some, Systems, Workloads, deployment_of, trace_of
 
 TABLES = {
@@ -91,34 +91,28 @@ def _seconds(panel: str, rate: float, max_seconds: float) -> float:
 def grid_readings(latency: DataFrame) -> dict[tuple[str, str], float]:
     """(panel, system) -> the crossing (req/s) as the paper's curve can be read: linearly between our mean latencies at
     the drawn rates. Without those whose last rate lies below it."""
-    curves = latency[latency["assumption"] == MAIN].groupby(["panel", "system"], sort=False)
+    curves = where(latency, assumption=MAIN).groupby(["panel", "system"], sort=False)
     means = {key: curve.groupby("rate")["latency_s_per_token"].mean() for key, curve in curves}
     read = {key: paper.crossing(list(mean.items()), sweep.LEVEL) for key, mean in means.items()}
     return {key: rate for key, rate in read.items() if rate is not None}
 
 
-@house_style
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     latency = rows["latency"]
-    main = latency[latency["assumption"] == MAIN]
+    main = where(latency, assumption=MAIN)
     slopes = latency[latency["assumption"].str.startswith("slope:")]
     curves, axes = plotting.panels(list(params.panels.values()), columns=len(params.models), width=3.6, height=2.6)
     for axis, panel in zip(axes, params.panels):
-        _band(axis, slopes[slopes["panel"] == panel], plotting.styles(params.systems))
-        sweep.draw_curves(axis, main[main["panel"] == panel], sweep.drawn("fig12", panel, params.systems))
+        _band(axis, where(slopes, panel=panel), plotting.styles(params.systems))
+        sweep.draw_curves(axis, where(main, panel=panel), sweep.drawn("fig12", panel, params.systems))
     plotting.legend(curves, main, with_paper=True)
-    plotting.footer(
-        curves,
-        main,
-        with_paper=True,
-        note="Pale: the other ways to split Fig. 1's slope. Calibrated on vLLM's lowest rate in each panel",
-    )
+    note = "Pale: the other ways to split Fig. 1's slope. Calibrated on vLLM's lowest rate in each panel"
+    plotting.footer(curves, main, with_paper=True, note=note)
     figures = {"fig12_basic_sampling": curves}
     if params.crossings:
-        note = "Hollow: read off our curve on the paper's grid of rates"
-        figures["fig12_crossings"] = sweep.draw(
-            rows["crossing"], "fig12", params.panels, 15, 0.15, note, grid_readings(latency)
-        )
+        note, read = "Hollow: read off our curve on the paper's grid of rates", grid_readings(latency)
+        figures["fig12_crossings"] = sweep.draw(rows["crossing"], "fig12", params.panels, 15, 0.15, note, read)
     return figures
 
 
@@ -141,15 +135,11 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     def ratio(panel: str, other: str) -> float:
         return mean[panel, "vllm"] / mean[panel, other]
 
-    def by_model(other: str) -> dict[str, float]:
-        return {model: ratio(f"{model}/sharegpt", other) for model in params.models}
-
-    over_oracle, over_max = by_model("orca-oracle"), by_model("orca-max")
-    read = "; ".join(
-        f"{panel} {name} {rate:.3g}"
-        for (panel, name), rate in grid_readings(rows["latency"]).items()
-        if name in orcas_and_vllm
+    over_oracle, over_max = (
+        {model: ratio(f"{model}/sharegpt", other) for model in params.models} for other in ("orca-oracle", "orca-max")
     )
+    readings = grid_readings(rows["latency"]).items()
+    read = "; ".join(f"{panel} {name} {rate:.3g}" for (panel, name), rate in readings if name in orcas_and_vllm)
     alpaca = {name: ratio("opt-175b/alpaca", name) for name in ("orca-oracle", "orca-pow2")}
     larger = {
         "longer-sequences": over_oracle["opt-13b"] > ratio("opt-13b/alpaca", "orca-oracle"),

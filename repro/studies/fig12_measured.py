@@ -22,9 +22,9 @@ from repro.simulate.load import Load, predict
 from repro.simulate.metrics import PIECES
 from repro.simulate.step_times import StepTimes
 from repro.studies import measured as shared
-from repro.studies.base import Axes, DataFrame, Figure, Judgement, Point, Rows, house_style, paper, plotting
-from repro.studies.common import deployment_of
-from repro.studies.measured import INTERVAL, WORKLOADS, Measured
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Point, Rows, house, paper, plotting
+from repro.studies.common import WORKLOAD_LABEL, deployment_of
+from repro.studies.measured import INTERVAL, Measured
 
 _RUN = ("workload", "system")
 TABLES = {"saturated": (*_RUN, "n"), "latency": (*_RUN, "multiple"), "generate": ("workload",), "replayed": _RUN}
@@ -82,11 +82,11 @@ def paper_ratios(workload: str) -> dict[str, float]:
     return {name: rates["vllm"] / rate for name, rate in rates.items() if name != "vllm"}
 
 
-@house_style
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     clocked = rows["saturated"][rows["saturated"]["n"] == 1]
-    throughput, axes = plotting.panels(list(WORKLOADS.values()), width=5.0, height=3.4)
-    for axis, workload in zip(axes, WORKLOADS):
+    throughput, axes = plotting.panels(list(WORKLOAD_LABEL.values()), width=5.0, height=3.4)
+    for axis, workload in zip(axes, WORKLOAD_LABEL):
         _draw_throughput(axis, rows, workload)
     axes[0].set_ylabel("useful output tokens/s")
     setting = "{model}, {kv_slots:,.0f} slots".format_map(rows["saturated"].iloc[0])
@@ -118,9 +118,9 @@ def _draw_throughput(axis: Axes, rows: Rows, workload: str) -> None:
 
 
 def _draw_memory(rows: Rows, clocked: DataFrame) -> Figure:
-    titles = [f"{label}: {what}" for what in ("the K/V pool", "batched requests") for label in WORKLOADS.values()]
+    titles = [f"{label}: {what}" for what in ("the K/V pool", "batched requests") for label in WORKLOAD_LABEL.values()]
     figure, axes = plotting.panels(titles, columns=2, width=5.0, height=3.0)
-    for index, workload in enumerate(WORKLOADS):
+    for index, workload in enumerate(WORKLOAD_LABEL):
         real, replay = (found[found["workload"] == workload] for found in (clocked, rows["replayed"]))
         shares, again = (found.assign(**{piece: 100 * found[piece] for piece in PIECES}) for found in (real, replay))
         plotting.memory_bars(axes[index], shares, beside=again.set_index("system")[list(PIECES)].to_dict("index"))
@@ -133,9 +133,9 @@ def _draw_memory(rows: Rows, clocked: DataFrame) -> Figure:
 
 
 def _draw_latency(rows: Rows) -> Figure:
-    figure, axes = plotting.panels(list(WORKLOADS.values()), width=5.0, height=3.2)
+    figure, axes = plotting.panels(list(WORKLOAD_LABEL.values()), width=5.0, height=3.2)
     latency = rows["latency"]
-    for axis, workload in zip(axes, WORKLOADS):
+    for axis, workload in zip(axes, WORKLOAD_LABEL):
         chosen, saturated = latency[latency["workload"] == workload], basic(rows, workload)
         sustained = saturated.loc[saturated["system"] == "vllm", "finished_rate"].mean()
         if chosen.empty or sustained != sustained:

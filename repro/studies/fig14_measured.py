@@ -17,7 +17,7 @@ from repro.engine.systems import SYSTEMS
 from repro.harness.tables import ABOUT
 from repro.simulate.beams import WIDTHS
 from repro.studies import measured as shared
-from repro.studies.base import Axes, DataFrame, Figure, Judgement, Point, Rows, house_style, paper, plotting
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Point, Rows, house, paper, plotting
 from repro.studies.fig15_sharing import METHODS, PAPER
 from repro.studies.fig16_shared_prefix import PANELS
 from repro.studies.measured import INTERVAL, Measured
@@ -68,7 +68,7 @@ def paper_prefix_gain(prefix: int) -> float:
     return rates["vllm"] / rates["orca-oracle"]
 
 
-@house_style
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     sharing, looks = rows["sharing"], plotting.styles(SYSTEMS)
     titles = [*(LOOKS[method][2].capitalize() for method in METHODS), "vLLM over Orca (Oracle)"]

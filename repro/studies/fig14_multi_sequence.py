@@ -18,7 +18,7 @@ from repro.engine.memory import CacheOp, ContiguousKVCacheManager, KVCacheManage
 from repro.engine.sequence import SequenceGroup
 from repro.engine.systems import System, system
 from repro.studies import sweep
-from repro.studies.base import Figure, Judgement, Point, Rows, house_style, paper, plotting
+from repro.studies.base import Figure, Judgement, Point, Rows, house, paper, plotting, where
 from repro.studies.common import Positive, Seeds, Systems, trace_of
 from repro.studies.fig15_sharing import Methods, Widths, check_samples
 
@@ -58,9 +58,8 @@ class ChunkCopyingKVCacheManager(ContiguousKVCacheManager):
 @dataclass(frozen=True)
 class ChunkCopyingSystem(System):
     def manager(self, num_blocks: int, block_size: int, max_model_len: int, num_cpu_blocks: int = 0) -> KVCacheManager:
-        return ChunkCopyingKVCacheManager(
-            num_blocks, block_size, reservation=self.reservation, max_model_len=max_model_len
-        )
+        policy = {"reservation": self.reservation, "max_model_len": max_model_len}
+        return ChunkCopyingKVCacheManager(num_blocks, block_size, **policy)
 
 
 def _system(panel: str, name: str) -> System:
@@ -113,13 +112,13 @@ def points(params: Params) -> list[Point]:
     return result
 
 
-@house_style
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     latency = rows["latency"]
     curves, axes = plotting.panels(list(params.panels.values()), columns=len(params.widths), width=3.6, height=2.6)
     for axis, panel in zip(axes, params.panels):
         theirs = sweep.drawn("fig14", panel, params.systems)
-        sweep.draw_curves(axis, latency[latency["panel"] == panel], theirs)
+        sweep.draw_curves(axis, where(latency, panel=panel), theirs)
     plotting.legend(curves, latency, with_paper=True)
     note = (
         "Calibrated: the host's cost of a request, on vLLM's crossing with 6 parallel samples; that of a beam "
@@ -129,9 +128,8 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     figures = {"fig14_multi_sequence": curves}
     if params.crossings and not paper.figure("fig14").keys().isdisjoint(params.panels):
         note = "Hollow: copying beams takes no time" if "beam" in params.methods else ""
-        figures["fig14_crossings"] = sweep.draw(
-            rows["crossing"], "fig14", params.panels, 20, 0.17, note, calibrated=CALIBRATED
-        )
+        found, titles = rows["crossing"], params.panels
+        figures["fig14_crossings"] = sweep.draw(found, "fig14", titles, 20, 0.17, note, calibrated=CALIBRATED)
     return figures
 
 
@@ -152,11 +150,11 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     )
     gains = {"basic": gain(BASIC)}
     if "beam" in params.methods:
-        read = {
-            panel: {name: round(float(free[panel, name]), 3) for name in params.systems if name != "vllm"}
-            for panel in params.panels
-            if panel.startswith("beam")
-        }
+        orcas, beams = (
+            [name for name in params.systems if name != "vllm"],
+            [panel for panel in params.panels if panel.startswith("beam")],
+        )
+        read = {panel: {name: round(float(free[panel, name]), 3) for name in orcas} for panel in beams}
         drawn = {panel: rates["orca-oracle"] for panel, rates in paper.crossings("fig14", sweep.LEVEL).items()}
         lost = [100 * (1 - drawn[f"beam/{width}"] / drawn[f"parallel/{width}"]) for width in params.widths]
         note += (

@@ -23,7 +23,7 @@ from repro.engine.systems import system
 from repro.simulate.beams import KINDS, Turnover, recording
 from repro.simulate.metrics import UsageSamples
 from repro.studies import sweep
-from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house_style, plotting
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting
 from repro.studies.common import WORKLOAD_LABEL, Positive, Seeds, Some, Workloads, deployment_of, trace_of
 from repro.workloads import Trace
 
@@ -162,7 +162,7 @@ def recorded(rows: DataFrame) -> DataFrame:
     return rows[(rows["dependence"] == AS_DRAWN) & rows["turnover"].isna()]
 
 
-@house_style
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     found = rows["saving"]
     shown = [(method, workload) for method in params.methods for workload in params.workloads]
@@ -185,8 +185,7 @@ def _draw_panel(axis: Axes, rows: DataFrame, method: str, workload: str) -> None
         values, left, right = recorded(here)["saving"], place - 0.2, place + 0.2
         mean = values.mean()
         axis.bar(left, mean, 0.38, color=color, alpha=0.75)
-        ends = [[mean - values.min()], [values.max() - mean]]
-        axis.errorbar(left, mean, ends, color="black", linewidth=1, capsize=2.5)
+        plotting.whisker(axis, left, values)
         axis.annotate(f"{mean:.1f}", (left, values.max()), **above)
         if width in printed:
             axis.bar(right, printed[width], 0.38, facecolor="none", edgecolor=color, linewidth=1.3)

@@ -20,7 +20,7 @@ from repro.engine.systems import system
 from repro.simulate.metrics import BatchAverage
 from repro.simulate.profiles import cost_model
 from repro.studies import sweep
-from repro.studies.base import Axes, DataFrame, Figure, Judgement, Point, Rows, house_style, paper, plotting
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Point, Rows, house, paper, plotting, where
 from repro.studies.common import Positive, Some, about
 from repro.workloads.translation import MEAN_TOKENS, translation_trace
 
@@ -35,8 +35,6 @@ PANELS = {80: "1-shot/80", 341: "5-shot/341"}
 #: What a request holds beyond the prefix is some 65 tokens, and even with it (110 to 400) it is shorter than
 #: ShareGPT's: of Fig. 12's two anchors for a 13B model we take Alpaca's. LLaMA-13B has none of its own.
 ANCHOR = "opt-13b/alpaca"
-
-
 #: assumptions: name -> arguments of the cost model. The first one is the curve.
 ASSUMPTIONS = {"as drawn": {}, "ShareGPT's anchor": {"anchor": "opt-13b/sharegpt"}, **sweep.OPEN}
 #: assumptions that stretch the default sentences: name -> factor
@@ -102,26 +100,23 @@ def shared_prompt(users: int, prompt_tokens: int) -> dict[str, Any]:
     """Physical blocks that hold a prompt which several requests share, in the real manager at block size 16."""
     manager = PagedKVCacheManager(num_blocks=1000)
     manager.store_prefix("system", prompt_tokens)
-    groups = [
-        SequenceGroup(Request(user, 0.0, prompt_tokens + 1, 1, SamplingParams(), "system")) for user in range(users)
-    ]
-    for group in groups:
-        manager.allocate(group, group.request.prompt_tokens)
-    full = prompt_tokens // manager.block_size
-    of_prompt = {block for group in groups for block in manager.block_table(group.seqs[0])[:full]}
+    of_prompt: set[int] = set()
+    for user in range(users):
+        group = SequenceGroup(Request(user, 0.0, prompt_tokens + 1, 1, SamplingParams(), "system"))
+        manager.allocate(group, prompt_tokens + 1)
+        of_prompt.update(manager.block_table(group.seqs[0])[: prompt_tokens // manager.block_size])
     return {"users": users, "prompt_tokens": prompt_tokens, **about("exact"), "blocks_of_prompt": len(of_prompt)}
 
 
-@house_style
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     latency = rows["latency"]
     titles = [f"LLaMA-13B, {prefix} shared tokens" for prefix in params.prefixes]
-    figure, axes = plotting.panels(
-        titles + ["vLLM's rate over Orca (Oracle)'s"] * params.crossings, width=3.9, height=3.2
-    )
+    titles += ["vLLM's rate over Orca (Oracle)'s"] * params.crossings
+    figure, axes = plotting.panels(titles, width=3.9, height=3.2)
     for axis, prefix in zip(axes, params.prefixes):
         theirs = sweep.drawn("fig16", PANELS.get(prefix, ""), SYSTEMS)
-        sweep.draw_curves(axis, latency[latency["prefix_tokens"] == prefix], theirs)
+        sweep.draw_curves(axis, where(latency, prefix_tokens=prefix), theirs)
     if params.crossings:
         _draw_ratios(axes[-1], ratios(rows["crossing"], params.sensitivity_seconds))
     plotting.legend(figure, latency, with_paper=True)
@@ -133,8 +128,9 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
 
 def ratios(crossing: DataFrame, duration_s: float) -> DataFrame:
     """[assumption and seed, prefix]: vLLM's crossing over Orca's, on traces of this length."""
-    found = crossing[crossing["duration_s"] == duration_s]
-    rates = found.pivot_table("crossing_rate", ["assumption", "seed", "prefix_tokens"], "system", sort=False)
+    rates = where(crossing, duration_s=duration_s).pivot_table(
+        "crossing_rate", ["assumption", "seed", "prefix_tokens"], "system", sort=False
+    )
     return (rates["vllm"] / rates["orca-oracle"]).unstack()
 
 
@@ -163,17 +159,15 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
         f"{prefix:g} tokens, {name}: {row['crossing_rate']:.2f} req/s with {row['batched_requests']:.0f} batched"
         for (prefix, name), row in means[["crossing_rate", "batched_requests"]].mean().iterrows()
     )
-    others = "; ".join(
-        f"{name}: " + ", ".join(f"{spread[prefix][name]:.2f}" for prefix in PANELS) for name in spread.index
-    )
-    config = DEPLOYMENTS[MODEL]
-    drawn = paper.crossings("fig16", sweep.LEVEL)[PANELS[341]]["orca-oracle"]
+    by_name = {name: ", ".join(f"{spread[prefix][name]:.2f}" for prefix in PANELS) for name in spread.index}
+    others = "; ".join(f"{name}: {found}" for name, found in by_name.items())
+    config, drawn = DEPLOYMENTS[MODEL], paper.crossings("fig16", sweep.LEVEL)[PANELS[341]]["orca-oracle"]
     matrix_share = drawn * (341 + MEAN_TOKENS[0]) * config.model.flops_per_token / config.device.flops_per_s
     keys = {prefix: panel.replace("/", "-") for prefix, panel in PANELS.items()}
     ours = {key: long[prefix].mean() for prefix, key in keys.items()}
     ends = {key: [spread[prefix].min(), spread[prefix].max()] for prefix, key in keys.items()}
     facts = {"measured": measured, "others": others, "drawn": drawn, "matrix_share": matrix_share}
-    facts["seconds"] = params.sensitivity_seconds
+    facts |= {"seconds": params.sensitivity_seconds}
     return [
         Judgement("shared-system-prompt", int(rows["shared_prompt"]["blocks_of_prompt"].iloc[0]), "exact"),
         Judgement("fig16-shared-prefix", ours, "modelled", ends, facts=facts),

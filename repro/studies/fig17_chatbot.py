@@ -17,7 +17,7 @@ from repro.engine.errors import UserError
 from repro.engine.systems import system
 from repro.simulate.profiles import cost_model
 from repro.studies import sweep
-from repro.studies.base import Axes, DataFrame, Figure, Judgement, Point, Rows, Series, house_style, paper, plotting
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Point, Rows, Series, house, paper, plotting
 from repro.studies.common import Seeds, Systems
 from repro.workloads import Trace
 from repro.workloads.chatbot import PROMPT_LIMIT, chatbot_trace
@@ -105,7 +105,7 @@ def full_prompts(trace: Trace) -> dict[str, float]:
     return {"full_prompts": float((trace.prompt_tokens == PROMPT_LIMIT).mean())}
 
 
-@house_style
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     latency, found = rows["latency"], rows["crossing"]
     titles = ["OPT-13B, chatbot", sweep.TITLE, "vLLM's rate over the Orcas'"]

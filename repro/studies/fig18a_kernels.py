@@ -27,7 +27,7 @@ from repro.studies.base import (
     Point,
     Rows,
     Series,
-    house_style,
+    house,
     paper,
     plotting,
 )
@@ -107,7 +107,7 @@ def overhead(times: DataFrame, over: str) -> Series:
     return 100 * (times[PERMUTED] / times[over] - 1)
 
 
-@house_style
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     shapes = rows["decode"][rows["decode"]["dtype"] == params.dtype]
     return {

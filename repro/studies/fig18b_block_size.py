@@ -14,15 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import model_validator
-
 from repro.bench import kept
 from repro.engine.systems import system
 from repro.simulate.metrics import UsageSamples
 from repro.simulate.profiles import cost_model
 from repro.simulate.serve import serve
-from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house_style, paper, plotting
-from repro.studies.common import BlockSizes, Positive, Seeds, about, check_serving, deployment_of, trace_of
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, paper, plotting
+from repro.studies.common import Positive, Seeds, ServingBlockSizes, about, deployment_of, trace_of
 from repro.studies.measured import HOLLOW, GpuOrNone, kernel_rows, modelled_curve, powers_of_two, together
 
 TABLES = {"kernel": ("block_size",), "served": ("workload", "effects", "block_size", "seed")}
@@ -35,17 +33,11 @@ WASTE, BOTH = "last-block waste", "waste and kernel"
 class Params(Parameters):
     rate_sharegpt: Positive
     rate_alpaca: Positive
-    block_sizes: BlockSizes
+    block_sizes: ServingBlockSizes
     duration_s: Positive
     seeds: Seeds
     gpu: GpuOrNone
     lengths: str | None
-
-    @model_validator(mode="after")
-    def _hold_a_request(self) -> Params:
-        for size in self.block_sizes:
-            check_serving("opt-13b", "a100-2023", size, None)
-        return self
 
     @property
     def rates(self) -> dict[str, float]:
@@ -104,7 +96,7 @@ def served_with(
     }
 
 
-@house_style
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     kernel, served = rows["kernel"], rows["served"]
     panels = {
@@ -137,7 +129,8 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
 def _draw_latency(axis: Axes, rows: DataFrame, drawn: list[tuple[float, float]]) -> None:
     axis.plot(*zip(*drawn), "o", color="#0072B2", label="the paper", **HOLLOW)
     for (effects, group), color, marker in zip(rows.groupby("effects", sort=False), ("#0072B2", "#117733"), "os"):
-        modelled_curve(axis, group, "latency_s_per_token", color, marker, effects)
+        look = dict(color=color, marker=marker, label=effects)
+        modelled_curve(axis, group, "block_size", "latency_s_per_token", **look)
     axis.set(ylabel="normalized latency (s/token)", yscale="log")
     axis.legend(fontsize=8)
 

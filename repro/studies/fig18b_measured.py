@@ -14,8 +14,9 @@ from typing import Any
 from repro.bench import kept
 from repro.harness.tables import ABOUT
 from repro.studies import measured as shared
-from repro.studies.base import DataFrame, Figure, Judgement, Point, Rows, house_style, plotting
-from repro.studies.measured import INTERVAL, WORKLOADS, Measured
+from repro.studies.base import DataFrame, Figure, Judgement, Point, Rows, house, plotting
+from repro.studies.common import WORKLOAD_LABEL
+from repro.studies.measured import INTERVAL, Measured
 
 TABLES = {"blocks": ("workload", "way", "block_size")}
 #: series -> label, colour, marker
@@ -41,18 +42,18 @@ def measured(path: Path, evidence: str) -> list[dict[str, Any]]:
     return [{"way": row["preemption"] or "by_group", **shared.columns(row, COLUMNS)} for row in found]
 
 
-@house_style
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     runs = rows["blocks"]
     sizes = sorted(set(runs["block_size"]))
-    figure, axes = plotting.panels([*WORKLOADS.values(), "Token states in the pool"], width=3.9, height=3.1)
+    figure, axes = plotting.panels([*WORKLOAD_LABEL.values(), "Token states in the pool"], width=3.9, height=3.1)
     for (workload, way), group in runs.groupby(["workload", "way"], sort=False):
         label, color, marker = LOOKS[workload, way]
         look = dict(color=color, marker=marker, label=label)
         # A size that was not measured leaves a gap in its line.
         means = group.groupby("block_size")[list(DRAWN)].mean().reindex(sizes)
         rate, low, high, held = (means[name] for name in DRAWN)
-        axes[list(WORKLOADS).index(workload)].errorbar(sizes, rate, [rate - low, high - rate], capsize=2.5, **look)
+        axes[list(WORKLOAD_LABEL).index(workload)].errorbar(sizes, rate, [rate - low, high - rate], capsize=2.5, **look)
         axes[2].plot(sizes, 100 * held, **look)
     for axis in axes:
         axis.set(xscale="log", xlabel="block size (tokens)", ylim=(0, None))

@@ -17,16 +17,14 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from pydantic import model_validator
-
 from repro.bench import kept
 from repro.engine.config import GB
 from repro.engine.scheduler import PreemptionMode
 from repro.engine.systems import system
 from repro.simulate.profiles import a100_2023, cost_model
 from repro.simulate.serve import serve
-from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house_style, paper, plotting
-from repro.studies.common import BlockSizes, Positive, Rates, Seeds, about, check_serving, deployment_of, trace_of
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, paper, plotting
+from repro.studies.common import Positive, Rates, Seeds, ServingBlockSizes, about, deployment_of, trace_of
 from repro.studies.measured import HOLLOW, GpuOrNone, kernel_rows, modelled_curve, powers_of_two, runs, together
 
 _ALONE = ("way", "block_size")
@@ -58,17 +56,11 @@ LOOKS = {
 
 class Params(Parameters):
     rates: Rates
-    block_sizes: BlockSizes
+    block_sizes: ServingBlockSizes
     duration_s: Positive
     seeds: Seeds
     gpu: GpuOrNone
     lengths: str | None
-
-    @model_validator(mode="after")
-    def _hold_a_request(self) -> Params:
-        for size in self.block_sizes:
-            check_serving("opt-13b", "a100-2023", size, None)
-        return self
 
 
 def points(params: Params) -> list[Point]:
@@ -143,7 +135,7 @@ def end_to_end(
     }
 
 
-@house_style
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     recorded, serving = rows["recorded"], rows["end_to_end"]
     titles = [f"(a) {TOKENS} tokens alone", *(f"(b) ShareGPT, {rate:g} req/s" for rate in params.rates)]
@@ -168,7 +160,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
 def _draw_curves(axis: Axes, rows: DataFrame, y: str, drawn: str | None) -> None:
     for way, group in rows.groupby("way", sort=False):
         color, marker = LOOKS[way]
-        modelled_curve(axis, group, y, color, marker, way)
+        modelled_curve(axis, group, "block_size", y, color=color, marker=marker, label=way)
         if drawn:
             axis.plot(*zip(*paper.points(drawn, way)), color=color, marker=marker, **HOLLOW)
     powers_of_two(axis, sorted(set(rows["block_size"]) | {size for size in BLOCK_SIZES if drawn}))

@@ -17,7 +17,6 @@ from pydantic import AfterValidator
 from repro.bench import kept
 from repro.studies.base import Axes, DataFrame, Parameters
 
-WORKLOADS = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}
 #: useful output tokens/s of a run: the mean, and the ends of its 95 % interval
 INTERVAL = ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")
 GREY = "#888888"
@@ -104,12 +103,11 @@ def above(axis: Axes, text: str, x: float, y: float, points: float = 2, **look: 
     axis.annotate(text, (x, y), (0, points), textcoords="offset points", ha="center", **look)
 
 
-def modelled_curve(axis: Axes, rows: DataFrame, y: str, color: str, marker: str, label: str) -> None:
-    """Means over the seeds at each block size, with a band from the least to the most."""
-    spread = rows.groupby("block_size")[y].agg(["mean", "min", "max"])
-    axis.fill_between(spread.index, spread["min"], spread["max"], color=color, alpha=0.18, linewidth=0)
-    look = dict(color=color, marker=marker, linestyle=(0, (4, 1.5)), markersize=4)
-    axis.plot(spread.index, spread["mean"], label=label, **look)
+def modelled_curve(axis: Axes, rows: DataFrame, x: str, y: str, **look: Any) -> None:
+    """Means over the seeds at each x, with a band from the least to the most."""
+    spread = rows.groupby(x)[y].agg(["mean", "min", "max"])
+    axis.fill_between(spread.index, spread["min"], spread["max"], color=look["color"], alpha=0.18, linewidth=0)
+    axis.plot(spread.index, spread["mean"], linestyle=(0, (4, 1.5)), markersize=4, **look)
 
 
 def not_measured(axis: Axes) -> None:
@@ -123,9 +121,9 @@ def label_rates(axis: Axes) -> None:
     axis.yaxis.set_major_formatter("{x:,.0f}")
 
 
-def powers_of_two(axis: Axes, values: Iterable[int], label: str = "block size (tokens)") -> None:
+def powers_of_two(axis: Axes, values: Iterable[float], label: str = "block size (tokens)") -> None:
     """A logarithmic axis with a tick at each value."""
     ticks = list(values)
     axis.set_xscale("log", base=2)
-    axis.set_xticks(ticks, list(map(str, ticks)))
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.set_xlabel(label)

@@ -1,29 +1,8 @@
 """A queue that never empties: how many sequences contiguous and paged memory hold, step by step.
 
 An article that explains PagedAttention does this with an interactive simulator and prints what it shows. It prints less
-than it takes to repeat that, so ours stands on ONE set of assumptions, the same for all setups and chosen as the
-roundest that agree with what is printed, not for the best agreement:
-
-- Printed: 405,239 slots of 144 KiB, at most 128 sequences, outputs of 256 tokens on average, declared max_tokens of
-  2048, a system prompt of 1,000 tokens, chunks rounded up to powers of two (except for the oracle), windows of 2,000
-  steps.
-- Prompts are uniform from 1,000 to 7,000 tokens. The mean of about 4,000 follows from the 95 sequences that paging
-  holds; none can be shorter than the system prompt that they begin with; a round maximum does the rest.
-- Outputs are uniform from 1 to 511 tokens (a spread of 100 %); with spread 0 all have 256. A server stops at the
-declared max_tokens.
-- Contiguous chunks are cut from the first free run that is long enough, in single slots. Paging keeps no watermark (as
-vLLM V1).
-- A step gives each running sequence a token. A prompt takes no step of its own. First come, first served; out of
-  blocks, the newest is driven out and recomputed, with the tokens that it has.
-- The first 512 steps, in which what began together ends, do not count.
-
-Other prompts of the same mean were tried. Tokens a step with 2048 and with 256 declared (printed 43.7 and 60.0; as
-above 42.9 and 63.6): uniform from 0 to 8,000 40.9 and 65.7, from 2,000 to 6,000 48.5 and 62.0; log-normal with a
-deviation of half the mean 43.6 and 60.3; normal with 0.4 of it 44.8 and 61.1; 1,000 and an exponential rest 43.0 and
-61.5. Each of them misses another printed number by more than 5 %. The shape of the outputs, block sizes, paging and
-sharing change little.
-
-Everything is counted in steps of the real scheduler and managers; no time occurs.
+than it takes to repeat that, so ours stands on one set of assumptions, the same for all setups and stated in
+experiments/saturated_queue.yaml. Everything is counted in steps of the real scheduler and managers; no time occurs.
 """
 
 from __future__ import annotations
@@ -36,7 +15,7 @@ from pydantic import Field, model_validator
 
 from repro.bench import kept
 from repro.engine.errors import UserError
-from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house_style, plotting
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting
 from repro.studies.common import Count, Seeds, about
 from repro.studies.measured import GpuOrNone, above, kernel_rows
 from repro.studies.saturated import SETUPS, Load, head_of_queue, replay
@@ -120,7 +99,7 @@ def kernel(path: Path, evidence: str) -> dict[str, Any]:
     return {**about(evidence, device), "speed": min(time["in order"] / time["permuted"] for time in times.values())}
 
 
-@house_style
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     replays = rows["replay"]
     printed = {name: {"token states": found[1]} for name, found in PRINTED.items() if len(found) > 1}
@@ -139,14 +118,12 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
 
 
 def _throughput(axis: Axes, rows: DataFrame) -> None:
-    """Tokens a step: mean over the seeds with a whisker from the least to the most, the printed number hollow beside
-    it."""
+    """Tokens a step, the printed number hollow beside ours."""
     for place, (name, group) in enumerate(rows.groupby("setup", sort=False)):
         color, values = COLORS[group["memory"].iloc[0]], group["tokens_per_step"]
         x, mean = place - 0.21, values.mean()
         axis.bar(x, mean, 0.39, color=color, alpha=0.75)
-        ends = [[mean - values.min()], [values.max() - mean]]
-        axis.errorbar(x, mean, ends, color="black", linewidth=1, capsize=2.5)
+        plotting.whisker(axis, x, values)
         above(axis, f"{mean:.1f}", x, values.max(), fontsize=8)
         if name in PRINTED:
             x, value = place + 0.21, PRINTED[name][0]

@@ -23,18 +23,7 @@ from repro.harness.tables import ABOUT
 from repro.simulate.load import Load, predict
 from repro.simulate.step_times import StepTimes
 from repro.studies import measured
-from repro.studies.base import (
-    Axes,
-    DataFrame,
-    Figure,
-    Judgement,
-    Parameters,
-    Point,
-    Rows,
-    Series,
-    house_style,
-    plotting,
-)
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, Series, house, plotting
 from repro.studies.common import Positive, Seed, Systems, deployment_of
 from repro.studies.fig12_measured import METRICS
 from repro.studies.measured import GREY, INTERVAL, Gpu
@@ -158,7 +147,7 @@ def _typical(found: DataFrame) -> dict[str, str]:
     }
 
 
-@house_style
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     runs, looks = rows["runs"], plotting.styles(rows["runs"]["system"])
     on_gpu = runs[~runs["machine"].str.startswith("CPU")]

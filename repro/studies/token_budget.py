@@ -26,8 +26,9 @@ from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.profiles import cost_model
 from repro.simulate.serve import requests_of
-from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house_style, plotting
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting
 from repro.studies.common import Count, Positive, Rates, Seeds, Some, about, deployment_of, trace_of
+from repro.studies.measured import modelled_curve, powers_of_two
 from repro.workloads.chatbot import chatbot_trace
 
 TABLES = {
@@ -232,7 +233,7 @@ def quiz_run(order: str, budget: int) -> dict[str, list[dict[str, Any]]]:
     return {"quiz": [common | _counts(scheduler, rule) | blocks], "steps": steps}
 
 
-@house_style
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     served, names = rows["served"], {"sharegpt": "ShareGPT", "chatbot": "Chatbot"}
     shown = {"between tokens": GAPS, "to the first token": FIRST}
@@ -248,14 +249,10 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
 def _times(axis: Axes, rows: DataFrame, columns: dict[str, str]) -> None:
     for (rate, group), color in zip(rows.groupby("rate"), COLORS):
         for (column, name), marker, face in zip(columns.items(), "os", (color, "white")):
-            spread = group.groupby("budget")[column].agg(["mean", "min", "max"])
-            style = {"linestyle": (0, (4, 1.5)), "markersize": 4, "markerfacecolor": face}
-            axis.fill_between(spread.index, spread["min"], spread["max"], color=color, alpha=0.18, linewidth=0)
-            axis.plot(spread.index, spread["mean"], marker, color=color, label=f"{name}, {rate:g} req/s", **style)
-    budgets = sorted(set(rows["budget"].astype(int)))
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(budgets, list(map(str, budgets)))
-    axis.set(xlabel="token budget", ylabel="ms", yscale="log")
+            look = {"color": color, "marker": marker, "markerfacecolor": face, "label": f"{name}, {rate:g} req/s"}
+            modelled_curve(axis, group, "budget", column, **look)
+    powers_of_two(axis, sorted(set(rows["budget"])), "token budget")
+    axis.set(ylabel="ms", yscale="log")
     low, high = axis.get_ylim()
     ticks = [tick for tick in (20, 50, 100, 200, 500, 1000, 2000, 5000) if low <= tick <= high]
     axis.set_yticks(ticks, [f"{tick:,}" for tick in ticks])

@@ -29,7 +29,7 @@ from repro.studies import (
     fig19_preemption,
     sweep,
 )
-from repro.studies.base import DataFrame, Figure, Judgement, Parameters, Point, Rows, house_style
+from repro.studies.base import DataFrame, Figure, Judgement, Parameters, Point, Rows, house
 from repro.studies.both_readings import MODELS, draw_plots, items
 from repro.studies.common import Positive, Rates, Seed, about, deployment_of, trace_of
 
@@ -160,7 +160,7 @@ def swapped_in_service(rate: float, duration_s: float, seed: int) -> dict[str, A
     return found | about("replayed", costs.name, seed, trace)
 
 
-@house_style
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     return {"both_readings": draw_plots(rows)}
 
