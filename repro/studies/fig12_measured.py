@@ -1,12 +1,5 @@
 """The paper's comparison measured on a GPU: saturated throughput of the five systems, and what their memory held
 meanwhile.
-
-Same scheduler, memory managers, kernels and model code for all; OPT-13B with the 12 GB pool of Table 1, whatever the
-card, so that the ratios between systems can be laid beside the paper's (Fig. 12's rates at 0.5 s/token). Absolute
-numbers belong to the card.
-
-The scheduler then replays each run on the same trace, with every step as long as the measured mean: memory and batch
-must come out the same (Fig. 2 and 13 of the same runs), since both follow from decisions and not from speed.
 """
 
 from __future__ import annotations

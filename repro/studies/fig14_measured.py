@@ -1,11 +1,5 @@
-"""Fig. 14, 15 and 16 measured on a GPU: saturated throughput with several sequences a request and with a shared prefix.
-
-One engine for all systems, OPT-13B with the 12 GB pool of Table 1. The queue never empties, so what is compared is what
-memory allows: the paper compares rates at a latency, on another card. Samples are drawn at random; beams are searched
-in full at every step but continue where a real model's did (repro.simulate.beams), since weights are random. The Orcas
-copy the tokens that a beam takes over, not its whole chunk as the authors' do. OPT-13B stands in for Fig. 16's
-LLaMA-13B: both keep the same K/V a token.
-"""
+"""Fig. 14, 15 and 16 measured on a GPU: saturated throughput with several sequences a request, and with a
+shared prefix."""
 
 from __future__ import annotations
 

@@ -1,19 +1,9 @@
-"""Fig. 19: what swapping and recomputing a preempted request cost, alone and end to end.
-
-Alone (a): 256 tokens of one sequence of OPT-13B. Swapping moves 256/B blocks out and in again; each costs its bytes at
-the link's rate and a fixed amount. Both numbers are read off this figure (repro/simulate/a100-2023.yaml: calibrations),
-so the swap curves only show how well two numbers describe them. Recomputing is one pass over the tokens, whatever the
-block size. Beside them is drawn what was recorded on a newer GPU (experiments/recorded): swaps with a copy a block and
-layer, as was done in 2023, and with one launch for all, and recomputation by the whole engine.
-
-End to end (b): vLLM serves ShareGPT and drives requests out when blocks run short, always one way or always the other.
-The model knows last-block waste and the cost of transfers, not how efficient the attention kernel is at each block size
-(see Fig. 18b).
-"""
+"""Fig. 19: what swapping and recomputing a preempted request cost, alone and end to end."""
 
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +13,19 @@ from repro.engine.scheduler import PreemptionMode
 from repro.engine.systems import system
 from repro.simulate.profiles import a100_2023, cost_model
 from repro.simulate.serve import serve
-from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, paper, plotting
+from repro.studies.base import (
+    Axes,
+    DataFrame,
+    Figure,
+    Judgement,
+    Parameters,
+    Point,
+    Rows,
+    house,
+    paper,
+    plotting,
+    where,
+)
 from repro.studies.common import Positive, Rates, Seeds, ServingBlockSizes, about, deployment_of, trace_of
 from repro.studies.measured import HOLLOW, GpuOrNone, kernel_rows, modelled_curve, powers_of_two, runs, together
 
@@ -102,11 +104,10 @@ def alone() -> list[dict[str, Any]]:
 
 def recorded_swaps(path: Path, evidence: str) -> list[dict[str, Any]]:
     """Recorded milliseconds to swap 256 tokens of OPT-13B's shape out and in again."""
-    found: dict[tuple[str, int], float] = {}
     rows = [row for row in kernel_rows(path, evidence, "swap") if row["tokens"] == TOKENS]
+    found: dict[tuple[str, int], float] = defaultdict(float)
     for row in rows:
-        key = row["contender"], row["block_size"]
-        found[key] = found.get(key, 0.0) + float(row["us"]) / 1e3
+        found[row["contender"], row["block_size"]] += float(row["us"]) / 1e3
     return [_row(way, size, value, evidence, rows[0]["device"]) for (way, size), value in sorted(found.items())]
 
 
@@ -117,19 +118,17 @@ def recorded_recomputations(path: Path, evidence: str) -> list[dict[str, Any]]:
     return [_row(RECOMPUTE, row["block_size"], 1e3 * row["seconds"], evidence, row["device"]) for row in rows]
 
 
-def end_to_end(
-    mode: str, rate: float, block_size: int, duration_s: float, seed: int, lengths: str | None
-) -> dict[str, Any]:
-    """Mean normalized latency (s/token) of vLLM with one way of preemption."""
-    deployment = deployment_of("opt-13b")
-    trace = trace_of("sharegpt", rate, duration_s, seed, lengths)
+def end_to_end(mode: str, rate: float, block_size: int, **traced: Any) -> dict[str, Any]:
+    """Mean normalized latency (s/token) of vLLM with one way of preemption; `traced` are the trace's duration, seed and
+    lengths."""
+    deployment, trace = deployment_of("opt-13b"), trace_of("sharegpt", rate, **traced)
     costs = cost_model("a100-2023", deployment, block_size, anchor="opt-13b/sharegpt")
     served = serve(system("vllm").with_scheduler(preemption=MODES[mode]), deployment, trace, costs, block_size)
     return {
         "way": mode,
         "rate": rate,
         "block_size": block_size,
-        **about("modelled", costs.name, seed, trace),
+        **about("modelled", costs.name, traced["seed"], trace),
         "latency_s_per_token": served.latency_s_per_token,
         "preemptions": served.engine.scheduler.num_preemptions,
     }
@@ -150,7 +149,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     axes[0].legend(fontsize=7, ncols=2, loc="upper center", handlelength=1.8, columnspacing=1.0)
     for axis, rate in zip(axes[1:], params.rates):
         drawn = "fig19b" if rate == PAPER_RATE else None
-        _draw_curves(axis, serving[serving["rate"] == rate], "latency_s_per_token", drawn)
+        _draw_curves(axis, where(serving, rate=rate), "latency_s_per_token", drawn)
         axis.set(ylabel="normalized latency (s/token)", yscale="log")
     note = "(a): swapping is calibrated on these very points"
     plotting.footer(figure, together(recorded, serving), with_paper=True, note=note)
@@ -169,7 +168,7 @@ def _draw_curves(axis: Axes, rows: DataFrame, y: str, drawn: str | None) -> None
 
 def differences(rows: DataFrame, rate: float) -> dict[int, float]:
     """block size -> by how much the slower way's mean latency exceeds the other's end to end, in %."""
-    means = rows[rows["rate"] == rate].groupby(["block_size", "way"])["latency_s_per_token"].mean().unstack()
+    means = where(rows, rate=rate).groupby(["block_size", "way"])["latency_s_per_token"].mean().unstack()
     return {size: 100 * (row.max() / row.min() - 1) for size, row in means.iterrows()}
 
 

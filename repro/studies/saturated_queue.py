@@ -146,9 +146,7 @@ def _fragmentation(rows: DataFrame) -> Figure:
     shade = dict(color=looks["needed"][0], alpha=0.12, linewidth=0)
     axis.fill_between(step, largest, needed, where=largest < needed, step="post", **shade)
     axis.set(xlabel="step", ylabel="slots", yscale="log")
-    ticks = (1000, 2000, 5000, 10_000, 20_000, 50_000)
-    axis.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
-    axis.minorticks_off()
+    plotting.ticks(axis, (1000, 2000, 5000, 10_000, 20_000, 50_000))
     figure.legend(loc="outside upper center", ncols=3, fontsize=9)
     plotting.footer(figure, rows, note="Shaded: the next request does not fit")
     return figure
@@ -162,13 +160,11 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     equal, paged = "paged (equal outputs)", tokens["paged"]
     stuck = queue[(queue["largest_run"] < queue["needed"]) & (queue["needed"] <= queue["free_slots"])]
     first = stuck.sort_values("free_slots", kind="stable").head(1).to_dict("records")
-    moment = (
-        "Step {step:.0f}: {needed:,.0f} slots needed, {free_slots:,.0f} free, the largest piece {largest_run:,.0f}."
-    )
+    text = "Step {step:.0f}: {needed:,.0f} slots needed, {free_slots:,.0f} free, the largest piece {largest_run:,.0f}."
     facts = {
         "where": f"{LENGTHS}: ours, for all of these claims; {len(params.seeds)} seeds.",
         "sequences": paged,
-        "stuck": "".join(moment.format(**step) for step in first),
+        "stuck": "".join(text.format(**step) for step in first),
     }
 
     def said(claim_id: str, ours: Any, interval: Any = None) -> Judgement:

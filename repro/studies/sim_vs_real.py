@@ -5,10 +5,6 @@ On one machine the durations of steps are measured once, on a grid (`repro.bench
 scheduler and memory managers run in virtual time with those durations, and every run that was measured there is
 predicted: same trace, same window, same counting. Nothing is fitted to a run; docs/fidelity.md names the one choice
 that was made after runs had been predicted.
-
-Two machines: the GPU whose rows are kept (see `repro.bench.kept`), as far as its grid is measured, and the CPU at hand
-with a small model, measured now. A CPU that other work shares is a poor clock; the interval of each run says how
-poor.
 """
 
 from __future__ import annotations

@@ -1,18 +1,9 @@
-"""The token budget of chunked prefill, the batching of vLLM V1 (see `repro.engine.chunked`).
-
-Three things that V1's tuning guide and an article on its batching say, on the project's own scheduler:
-
-- Every pending decode comes before any prompt token, and a prompt beyond the budget is cut. An observer that knows only
-  what ran before checks this at every iteration of every run.
-- A small budget makes the time between tokens short, a large one the time to the first token. OPT-13B on the A100 of
-  2023 serves ShareGPT and a chatbot's long prompts, each at a rate that memory bears easily and at one near saturation,
-  where waiting for memory hides the rest. (What a chunk's attention over its context costs is not modelled, as for
-  prompts elsewhere.)
-- 100 requests of 256 + 100 tokens and 5 of 8,000 + 100 that arrive together in a pool of 10,000 blocks run without a
-  preemption. This is counted, whatever a step takes."""
+"""The token budget of chunked prefill, the batching of vLLM V1 (see `repro.engine.chunked`)."""
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import product
 from typing import Annotated, Any
 
 import numpy as np
@@ -26,7 +17,7 @@ from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.profiles import cost_model
 from repro.simulate.serve import requests_of
-from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting, where
 from repro.studies.common import Count, Positive, Rates, Seeds, Some, about, deployment_of, trace_of
 from repro.studies.measured import modelled_curve, powers_of_two
 from repro.workloads.chatbot import chatbot_trace
@@ -72,18 +63,14 @@ class Params(Parameters):
 def points(params: Params) -> list[Point]:
     shared = params.pick("duration_s", "lengths")
     loads = {"sharegpt": params.rates_sharegpt, "chatbot": params.rates_chatbot}
-    served = [
-        Point(
-            serve,
-            {"workload": workload, "rate": rate, "load": load, "config": params.config(budget), "seed": seed, **shared},
-            "served",
-            weight=rate * params.duration_s,
-        )
+    runs = [
+        {"workload": workload, "rate": rate, "load": load, "config": params.config(budget), "seed": seed, **shared}
         for workload, rates in loads.items()
         for load, rate in enumerate(rates)
         for budget in params.budgets
         for seed in params.seeds
     ]
+    served = [Point(serve, run, "served", weight=run["rate"] * params.duration_s) for run in runs]
     quiz = [{"order": order, "budget": budget} for order in QUIZ for budget in QUIZ_BUDGETS]
     return [Point(refusals, {}, "refusals"), *served, *(Point(quiz_run, run, weight=100) for run in quiz)]
 
@@ -187,21 +174,11 @@ def _counts(scheduler: ChunkedPrefillScheduler, rule: DecodesFirst) -> dict[str,
     return counts | {"decodes_first": rule.holds, "prompts_cut": rule.num_cut}
 
 
-def serve(
-    workload: str,
-    rate: float,
-    load: int,
-    config: ChunkedPrefillConfig,
-    duration_s: float,
-    seed: int,
-    lengths: str | None,
-) -> dict[str, Any]:
-    """Times between tokens and to the first token (ms) of OPT-13B serving a trace to its end."""
+def serve(workload: str, rate: float, load: int, config: ChunkedPrefillConfig, **traced: Any) -> dict[str, Any]:
+    """Times between tokens and to the first token (ms) of OPT-13B serving a trace to its end; `traced` are the trace's
+    duration, seed and lengths."""
     deployment, budget = deployment_of("opt-13b"), config.max_num_batched_tokens
-    if workload == "chatbot":
-        trace = chatbot_trace(rate, duration_s, seed, lengths)
-    else:
-        trace = trace_of(workload, rate, duration_s, seed, lengths)
+    trace = (chatbot_trace if workload == "chatbot" else partial(trace_of, workload))(rate=rate, **traced)
     costs = cost_model("a100-2023", deployment, BLOCK_SIZE, anchor="opt-13b/sharegpt")
     scheduler = _scheduler(deployment.num_blocks(BLOCK_SIZE), config)
     observers = gaps, rule = TokenGaps(), DecodesFirst(budget)
@@ -215,7 +192,7 @@ def serve(
         "first_median_ms": float(np.median(first_ms)),
     }
     run = {"workload": workload, "rate": rate, "load": load, "budget": budget}
-    return run | about("modelled", costs.name, seed, trace) | times | _counts(scheduler, rule)
+    return run | about("modelled", costs.name, traced["seed"], trace) | times | _counts(scheduler, rule)
 
 
 def quiz_run(order: str, budget: int) -> dict[str, list[dict[str, Any]]]:
@@ -239,9 +216,8 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     shown = {"between tokens": GAPS, "to the first token": FIRST}
     titles = [f"{name}: {what}" for what in shown for name in names.values()]
     figure, axes = plotting.panels(titles, columns=2, width=4.6, height=2.8)
-    panels = ((columns, workload) for columns in shown.values() for workload in names)
-    for axis, (columns, workload) in zip(axes, panels):
-        _times(axis, served[served["workload"] == workload], columns)
+    for axis, (columns, workload) in zip(axes, product(shown.values(), names)):
+        _times(axis, where(served, workload=workload), columns)
     plotting.footer(figure, served)
     return {"token_budget": figure, "token_budget_steps": _steps(rows["steps"])}
 
@@ -254,9 +230,7 @@ def _times(axis: Axes, rows: DataFrame, columns: dict[str, str]) -> None:
     powers_of_two(axis, sorted(set(rows["budget"])), "token budget")
     axis.set(ylabel="ms", yscale="log")
     low, high = axis.get_ylim()
-    ticks = [tick for tick in (20, 50, 100, 200, 500, 1000, 2000, 5000) if low <= tick <= high]
-    axis.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
-    axis.minorticks_off()
+    plotting.ticks(axis, [tick for tick in (20, 50, 100, 200, 500, 1000, 2000, 5000) if low <= tick <= high])
     axis.legend(fontsize=7.5)
 
 

@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from repro.report.plotting.legends import footer, legend, memory_legend, provenance
-from repro.report.plotting.marks import Figure, bare, bars, curves, memory_bars, panels, whisker
+from repro.report.plotting.marks import Figure, bare, bars, curves, memory_bars, panels, ticks, whisker
 from repro.report.plotting.style import LABEL, LINE, PIECES, STYLE, Style, house, label, styles
 
 __all__ = [
@@ -40,5 +40,6 @@ __all__ = [
     "panels",
     "provenance",
     "styles",
+    "ticks",
     "whisker",
 ]

@@ -52,6 +52,12 @@ def bare(axis: Axes) -> None:
         spine.set_visible(False)
 
 
+def ticks(axis: Axes, values: Sequence[float]) -> None:
+    """Ticks at these values of a logarithmic y axis, and no others."""
+    axis.set_yticks(values, [f"{value:,}" for value in values])
+    axis.minorticks_off()
+
+
 def curves(
     axis: Axes,
     rows: pd.DataFrame,
