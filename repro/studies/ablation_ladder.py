@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
@@ -25,21 +25,12 @@ from repro.engine.memory import CacheOp, KVCacheManager, PagedKVCacheManager, re
 from repro.engine.scheduler import Batching, PreemptionMode, SchedulerConfig
 from repro.engine.sequence import SequenceGroup
 from repro.engine.systems import System
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report.claims import Judgement
 from repro.studies import sweep
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting
 from repro.studies.common import WORKLOAD_LABEL, Positive, Seeds, Some, trace_of
 from repro.studies.fig15_sharing import METHODS, check_samples
 from repro.studies.sweep import Setup, crossing_of
 from repro.workloads import WORKLOADS
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 TABLES = {"crossing": ("setting", "system", "seed")}
 
@@ -128,29 +119,26 @@ def sustained(setup: Setup, precision: float) -> dict[str, Any]:
     return crossing_of(setup, nearby, precision)
 
 
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     found = rows["crossing"]
-    with plotting.house():
-        figure, axes = plotting.panels(list(map(_title, params.settings)), columns=2, width=4.6, height=3.0)
-        for axis, setting in zip(axes, params.settings):
-            _draw_ladder(axis, found[found["setting"] == setting])
-        plotting.footer(figure, found, note="Logarithmic: equal heights are equal factors")
+    figure, axes = plotting.panels(list(map(_title, params.settings)), columns=2, width=4.6, height=3.0)
+    for axis, setting in zip(axes, params.settings):
+        _draw_ladder(axis, found[found["setting"] == setting])
+    plotting.footer(figure, found, note="Logarithmic: equal heights are equal factors")
     return {"ablation_ladder": figure}
 
 
-def _draw_ladder(axis: Axes, rows: pd.DataFrame) -> None:
+def _draw_ladder(axis: Axes, rows: DataFrame) -> None:
     rates = rows.groupby("system", sort=False)["crossing_rate"]
-    mean, low, high = rates.mean(), rates.min(), rates.max()
+    mean = rates.mean()
     beside = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
     for place, (name, rate) in enumerate(mean.items()):
         before = mean.iloc[place - 1] if place else mean.iloc[0] / 2
         color = "#888888" if place == 0 else "#0072B2" if rate >= before else "#D55E00"
         axis.bar(place, rate - before, 0.7, bottom=before, color=color, alpha=0.75)
-        if high[name] > low[name]:
-            ends = [[rate - low[name]], [high[name] - rate]]
-            axis.errorbar(place, rate, ends, color="black", linewidth=1, capsize=2.5)
+        if rates.get_group(name).nunique() > 1:
+            plotting.whisker(axis, place, rates.get_group(name))
         if place:
             axis.plot([place - 1.35, place + 0.35], [before, before], color="#555555", linewidth=0.8)
             axis.annotate(f"x{rate / before:.2f}", (place, max(rate, before)), (0, 3), **beside)

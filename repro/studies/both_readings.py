@@ -9,21 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from repro.engine.config import DEPLOYMENTS, GB, GIB
 from repro.harness.parameters import parse_yaml
-from repro.report import paper
+from repro.studies.base import Axes, DataFrame, Figure, Rows, paper, plotting, where
 from repro.studies.fig18a_kernels import paper_overhead
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
+from repro.studies.measured import powers_of_two
 
 MODELS = ("opt-13b", "opt-66b", "opt-175b")
 LEVEL, LEVELS = 0.5, tuple(level / 20 for level in range(2, 21))  # s/token
@@ -35,7 +29,7 @@ _DOTTED = {"linestyle": _DOTS, "markerfacecolor": "none", "markersize": 6, "line
 _BESIDE = {"textcoords": "offset points", "fontsize": 7.5}
 
 
-def items(rows: Rows) -> pd.DataFrame:
+def items(rows: Rows) -> DataFrame:
     """Every item in words: where it stands, two readings, ours, and what our number is."""
     import pandas as pd
 
@@ -53,7 +47,7 @@ def _memory(rows: Rows) -> dict[str, Any]:
         wasted=100 - pool["token_states"],
         last_blocks=pool["reserved"] + pool["internal"],
     )
-    shared = rows["saving"].iloc[0]
+    shared, width = rows["saving"].iloc[0], rows["saving"]["width"].iloc[0]
     small, large = (DEPLOYMENTS[name].model.kv_bytes_per_token for name in MODELS[:2])
     kv, kv_66b = (table1[name]["kv_gb"] for name in MODELS[:2])
     return {
@@ -70,21 +64,19 @@ def _memory(rows: Rows) -> dict[str, Any]:
         "vllm_wasted": 100 - fig2["vllm"]["token states"],
         "until_completed": rows["until_completed"]["token_states"].mean(),
         # n sequences that share s save (n - 1) s
-        "prompts": {
-            "blocks": shared["saving"] * shared["width"] / (shared["width"] - 1),
-            "tokens": shared["prompt_share"],
-        },
+        "prompts": {"blocks": shared["saving"] * width / (width - 1), "tokens": shared["prompt_share"]},
     }
 
 
 def _serving(rows: Rows) -> dict[str, Any]:
     panels = [f"{model}/sharegpt" for model in MODELS]
-
-    def over(other: str) -> dict[str, list[Any]]:
-        drawn = [ratio_drawn("fig12", panel, other, LEVEL) for panel in panels]
-        return {"drawn": drawn, "ours": [ratio(rows, panel, other) for panel in panels]}
-
-    over_max, over_oracle = over("orca-max"), over("orca-oracle")
+    over_max, over_oracle = (
+        {
+            "drawn": [ratio_drawn("fig12", panel, other, LEVEL) for panel in panels],
+            "ours": [ratio(rows, panel, other) for panel in panels],
+        }
+        for other in ("orca-max", "orca-oracle")
+    )
     found = [ratio_drawn("fig12", panel, "orca-max", level) for panel in panels for level in LEVELS]
     chat = [ratio_drawn("fig17", "opt-13b/chatbot", name, LEVEL) for name in ("orca-max", "orca-pow2", "orca-oracle")]
     return {
@@ -104,8 +96,8 @@ def _serving(rows: Rows) -> dict[str, Any]:
     }
 
 
-def _curve(rows: Rows, workload: str) -> pd.DataFrame:
-    return rows["batches"][rows["batches"]["workload"] == workload].sort_values("rate")
+def _curve(rows: Rows, workload: str) -> DataFrame:
+    return where(rows["batches"], workload=workload).sort_values("rate")
 
 
 def _batched(rows: Rows, workload: str) -> dict[str, Any]:
@@ -118,7 +110,7 @@ def _batched(rows: Rows, workload: str) -> dict[str, Any]:
     return {"rate": rate, "printed": printed, "ours": ours, "reached": reached, "saturated": saturated}
 
 
-def _chatbot(found: pd.DataFrame) -> str:
+def _chatbot(found: DataFrame) -> str:
     texts = []
     for name, here in found.groupby("conversations", sort=False):
         rates, full = here.set_index("system")["crossing_rate"], 100 * here["full_prompts"].mean()
@@ -128,7 +120,7 @@ def _chatbot(found: pd.DataFrame) -> str:
 
 def _preemption(rows: Rows) -> dict[str, Any]:
     peaks, served = rows["swap"].groupby("num_cpu_blocks")["swapped"].max(), rows["served_swapping"]
-    ours_ms = rows["alone"][rows["alone"]["way"] == "recompute"]["milliseconds"].iloc[0]
+    ours_ms = where(rows["alone"], way="recompute")["milliseconds"].iloc[0]
     drawn_ms = dict(paper.points("fig19a", "recompute"))[16]
     return {
         "swap": {
@@ -180,8 +172,6 @@ def swap_shares_drawn() -> list[float]:
 def draw_plots(rows: Rows) -> Figure:
     import pandas as pd
 
-    from repro.report import plotting
-
     panels = {
         "(a) Fig. 2: external & others": _draw_external,
         "(b) Fig. 13b: vLLM, Alpaca": _draw_batched,
@@ -199,8 +189,6 @@ def draw_plots(rows: Rows) -> Figure:
 
 
 def _draw_external(axis: Axes, rows: Rows) -> None:
-    from repro.report import plotting
-
     pool, color = rows["pool"].set_index("system").drop(index="vllm"), plotting.PIECES["rounding"][1]
     outside = [paper.figure("fig2")[name]["external & others"] for name in pool.index]
     hatched = {"color": color, "hatch": "////", "edgecolor": "white", "linewidth": 0.6}
@@ -246,9 +234,8 @@ def _draw_same_latency(axis: Axes, rows: Rows) -> None:
     axis.plot(2.01, theirs, "s", color="#D55E00", markersize=7, markerfacecolor="none", label="Fig. 19b, block 16")
     ours = rows["latency"].set_index("panel").loc["opt-13b/sharegpt"]
     axis.plot(ours["rate"], ours["latency_s_per_token"], "o", color="#0072B2", markersize=5, label="ours")
-    axis.set(
-        xlabel="request rate (req/s)", ylabel="normalized latency (s/token)", xlim=(left - 0.05, 2.15), ylim=(0, 1.2)
-    )
+    axis.set(xlabel="request rate (req/s)", ylabel="normalized latency (s/token)")
+    axis.set(xlim=(left - 0.05, 2.15), ylim=(0, 1.2))
     axis.legend(fontsize=7.5, loc="upper left")
 
 
@@ -260,15 +247,13 @@ def _draw_swap_shares(axis: Axes, rows: Rows) -> None:
     for level, text, place, side in levels:
         axis.axhline(level, color="#888888", linewidth=0.8)
         axis.annotate(text, (place, level), (0, 3), ha=side, **_BESIDE)
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(sizes, [f"{size:g}" for size in sizes])
-    axis.set(xlabel="block size (tokens)", ylabel="% of swapping's time", ylim=(0, 145))
+    powers_of_two(axis, sizes)
+    axis.set(ylabel="% of swapping's time", ylim=(0, 145))
     axis.legend(fontsize=7.5, loc="center right")
 
 
 def _draw_swapped(axis: Axes, rows: Rows) -> None:
-    case = rows["swap"]
-    case = case[case["num_cpu_blocks"] == case["num_cpu_blocks"].max()].sort_values("step")
+    case = where(rows["swap"], num_cpu_blocks=rows["swap"]["num_cpu_blocks"].max()).sort_values("step")
     axis.plot(case["step"], case["swapped"], color="#D55E00", label="swapped out")
     axis.plot(case["step"], case["on_gpu"], color="#0072B2", linewidth=1, label="on the GPU")
     axis.axhline(case["num_blocks"].iloc[0], color="#888888", linestyle=_DOTS, label="the pool")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
@@ -30,12 +31,9 @@ def _system(name: str) -> str:
     return system(name).name
 
 
-def _model(name: str) -> str:
-    return lookup("model", DEPLOYMENTS, name) and name
-
-
-def _workload(name: str) -> str:
-    return lookup("workload", dict.fromkeys(WORKLOADS, name), name)
+def named(kind: str, known: Iterable[str]) -> AfterValidator:
+    """Of the type of a name: one of those that are known."""
+    return AfterValidator(lambda name: lookup(kind, dict.fromkeys(known, name), name))
 
 
 #: a list with at least one entry, none twice: `Annotated[tuple[...], Some]`
@@ -43,13 +41,12 @@ Some = AfterValidator(_some)
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0)]
-Model = Annotated[str, AfterValidator(_model)]
+Model = Annotated[str, named("model", DEPLOYMENTS)]
 BlockSize = Annotated[int, AfterValidator(check_block_size)]
 Seeds = Annotated[tuple[Seed, ...], Some]
 Rates = Annotated[tuple[Positive, ...], Some]
 Systems = Annotated[tuple[Annotated[str, AfterValidator(_system)], ...], Some]
-Workloads = Annotated[tuple[Annotated[str, AfterValidator(_workload)], ...], Some]
-BlockSizes = Annotated[tuple[BlockSize, ...], Some]
+Workloads = Annotated[tuple[Annotated[str, named("workload", WORKLOADS)], ...], Some]
 
 WORKLOAD_LABEL = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}
 
@@ -79,6 +76,15 @@ def check_serving(model: str, profile: str, block_size: int, kv_slots: int | Non
             f"takes (1 % of the pool is kept free); use at least {math.ceil(longest / 0.99) + block_size}"
         )
     cost_model(profile, deployment, block_size)
+
+
+def _serving(size: int) -> int:
+    check_serving("opt-13b", "a100-2023", size, None)
+    return size
+
+
+#: with which OPT-13B serves in the pool of Table 1
+ServingBlockSizes = Annotated[tuple[Annotated[BlockSize, AfterValidator(_serving)], ...], Some]
 
 
 def costs_of_samples(workload: str, beam_search: bool = False) -> CostModel:

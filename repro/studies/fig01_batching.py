@@ -4,13 +4,11 @@ vLLM.
 Every point is a run of its own: so many requests at most, a queue that never empties, and the real scheduler and memory
 manager; memory is what the manager holds, averaged over time. Where it does not grow any more, memory is full. Time
 comes from the cost model, which this very figure calibrates: the throughput is no test of it.
-
-The figure's GB of K/V are GiB, as everywhere in the paper (1.6 GB a request of 2048 tokens in §3, 12 GB for 15.7K slots
-in Table 1), on top of 26 GB of weights. Its lines end at 39 of the GPU's 40 GB, 13 of them K/V; Table 1 has 12."""
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -18,21 +16,11 @@ from repro.engine.config import GIB
 from repro.engine.loop import Engine, Observer
 from repro.engine.scheduler import SchedulerOutput
 from repro.engine.systems import system
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report import paper
-from repro.report.claims import Judgement
 from repro.simulate.metrics import BatchAverage, UsageSamples
 from repro.simulate.profiles import cost_model
 from repro.simulate.serve import serve
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, paper, plotting
 from repro.studies.common import Positive, Seeds, Some, about, check_serving, deployment_of, trace_of
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 TABLES = {"batches": ("system", "kv_gb", "limit", "seed")}
 MODEL = "opt-13b"
@@ -111,10 +99,9 @@ def batch_at(
     }
 
 
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     import pandas as pd
-
-    from repro.report import plotting
 
     # The seeds of one limit differ a little in the batch that they reach: one place for all of them.
     shown = rows["batches"]
@@ -123,26 +110,23 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     timed = grid.assign(evidence="modelled")
     theirs = paper.figure("fig1")
     memory = {EXISTING: theirs["memory_gb"]["existing"], "vllm": theirs["memory_gb"]["vllm"]}
-    with plotting.house():
-        figure, axes = plotting.panels(["Memory", "Throughput"], width=4.2, height=3.2)
-        plotting.curves(axes[0], grid, "batch", "memory_gb", paper=memory)
-        plotting.curves(axes[1], timed, "batch", "tokens_per_s", paper={"vllm": theirs["throughput_tok_s"]})
-        _mark_full(axes[0], full)
-        axes[0].axhline(40, color="#888888", linewidth=0.8)
-        axes[0].annotate("GPU: 40 GB", (0, 40), (3, 3), textcoords="offset points", fontsize=8)
-        axes[0].set(ylabel="weights and K/V (GB)", ylim=(24, 42))
-        axes[1].set(ylabel="tokens/s", ylim=(0, None))
-        for axis in axes:
-            axis.set(xlabel="batched requests", xlim=(0, 43))
-        plotting.legend(figure, pd.concat([grid, timed]), with_paper=True)
-        note = "Memory is replayed; time is modelled, calibrated on the right panel's points themselves"
-        plotting.footer(figure, grid, with_paper=True, note=note)
+    figure, axes = plotting.panels(["Memory", "Throughput"], width=4.2, height=3.2)
+    plotting.curves(axes[0], grid, "batch", "memory_gb", paper=memory)
+    plotting.curves(axes[1], timed, "batch", "tokens_per_s", paper={"vllm": theirs["throughput_tok_s"]})
+    _mark_full(axes[0], full)
+    axes[0].axhline(40, color="#888888", linewidth=0.8)
+    axes[0].annotate("GPU: 40 GB", (0, 40), (3, 3), textcoords="offset points", fontsize=8)
+    axes[0].set(ylabel="weights and K/V (GB)", ylim=(24, 42))
+    axes[1].set(ylabel="tokens/s", ylim=(0, None))
+    for axis in axes:
+        axis.set(xlabel="batched requests", xlim=(0, 43))
+    plotting.legend(figure, pd.concat([grid, timed]), with_paper=True)
+    note = "Memory is replayed; time is modelled, calibrated on the right panel's points themselves"
+    plotting.footer(figure, grid, with_paper=True, note=note)
     return {"fig01_batching": figure}
 
 
-def _mark_full(axis: Axes, full: pd.DataFrame) -> None:
-    from repro.report import plotting
-
+def _mark_full(axis: Axes, full: DataFrame) -> None:
     for (name, _kv_gb), group in full.groupby(["system", "kv_gb"]):
         x, y = group["batch"].mean(), group["memory_gb"].mean()
         axis.plot(x, y, "x", color=plotting.styles([name])[name].color, markersize=8, markeredgewidth=1.6, zorder=5)

@@ -7,28 +7,30 @@ not drawn here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, model_validator
+from pydantic import model_validator
 
-from repro.engine.config import DEPLOYMENTS, GB, GIB, lookup
+from repro.engine.config import DEPLOYMENTS, GB, GIB
 from repro.engine.errors import UserError
 from repro.engine.memory.contiguous import ContiguousKVCacheManager
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report import paper
-from repro.report.claims import Judgement
 from repro.report.claims.arithmetic import COMPUTE
 from repro.report.claims.rules import leaves
-from repro.studies.common import Some, about
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
+from repro.studies.base import (
+    Axes,
+    DataFrame,
+    Figure,
+    Judgement,
+    Parameters,
+    Point,
+    Rows,
+    Series,
+    house,
+    paper,
+    plotting,
+)
+from repro.studies.common import Some, about, named
 
 TABLES = {"table1": ("deployment",), "chunks": ("request",), "claims": ("claim", "key")}
 _PIECES = ("token_states", "reserved", "internal")  # of a chunk, from its first slot
@@ -40,12 +42,8 @@ REQUESTS = (
 )
 
 
-def _of_table1(name: str) -> str:
-    return lookup("deployment", paper.figure("table1"), name) and name
-
-
 class Params(Parameters):
-    deployments: Annotated[tuple[Annotated[str, AfterValidator(_of_table1)], ...], Some]
+    deployments: Annotated[tuple[Annotated[str, named("deployment", paper.figure("table1"))], ...], Some]
     chunk_slots: tuple[int, int]
     free: ClassVar = ("deployments",)
 
@@ -146,7 +144,7 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     ]
 
 
-def _judge_table1(deployment: str, row: pd.Series) -> list[Judgement]:
+def _judge_table1(deployment: str, row: Series) -> list[Judgement]:
     size, slots = deployment.removeprefix("opt-"), row["slots_of_printed_memory"] / 1000
     needed = 9700 * row["kv_bytes_per_token"] / GIB
     judgements = [Judgement(f"table1-slots-{size}", slots, "exact", facts={"row": row, "needed_gib": needed})]
@@ -162,16 +160,12 @@ def _judge_table1(deployment: str, row: pd.Series) -> list[Judgement]:
     return judgements
 
 
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
-    with plotting.house():
-        return {"fig01_memory": _draw_table1(rows["table1"]), "fig03_contiguous": _draw_chunks(rows["chunks"])}
+    return {"fig01_memory": _draw_table1(rows["table1"]), "fig03_contiguous": _draw_chunks(rows["chunks"])}
 
 
-def _draw_table1(table: pd.DataFrame) -> Figure:
-    from repro.report import plotting
-
+def _draw_table1(table: DataFrame) -> Figure:
     figure, (axis,) = plotting.panels([""], width=7.6, height=0.6 + 0.75 * len(table))
     colors = {"weights": "#7A8CA5", "KV cache": plotting.PIECES["token_states"][1], "others": "#D9D9D9"}
     for place, row in enumerate(table.itertuples()):
@@ -209,10 +203,8 @@ def _draw_table1(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _draw_chunks(chunks: pd.DataFrame) -> Figure:
+def _draw_chunks(chunks: DataFrame) -> Figure:
     """The pool to scale on top; below it the first slots of either chunk, one cell a slot."""
-    from repro.report import plotting
-
     figure = plotting.Figure(figsize=(8.4, 3.7), layout="constrained")
     axes = figure.subplots(1 + len(chunks), 1, height_ratios=[1.5, 1, 1])
     pool = int(chunks["pool_slots"].iloc[0])
@@ -245,8 +237,6 @@ def _draw_chunks(chunks: pd.DataFrame) -> Figure:
 
 
 def _draw_first_slots(axis: Axes, row: dict[str, Any], name: str, words: list[str]) -> None:
-    from repro.report import plotting
-
     shown = 13
     for slot in range(shown):
         piece = _PIECES[(slot >= row["token_states"]) + (slot >= row["token_states"] + row["reserved"])]
@@ -255,6 +245,4 @@ def _draw_first_slots(axis: Axes, row: dict[str, Any], name: str, words: list[st
         axis.text(slot + 0.5, 0, word, fontsize=7, color="white", **_MIDDLE)
     axis.text(shown + 0.15, 0, f"{row['internal']:,} never used", fontsize=8, va="center")
     axis.set(xlim=(0, shown + 2.6), ylim=(-0.5, 0.5), xticks=[], yticks=[0], yticklabels=[f"request {name}"])
-    axis.tick_params(left=False)
-    axis.grid(visible=False)
-    axis.spines[:].set_visible(False)
+    plotting.bare(axis)

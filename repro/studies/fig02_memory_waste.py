@@ -7,19 +7,18 @@ the allocators, not the cost model; vLLM's two bars of Fig. 13 are the exception
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 from pydantic import model_validator
 
 from repro.engine.systems import System, system
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report import paper
-from repro.report.claims import Judgement
 from repro.simulate.metrics import PIECES, BatchAverage, UsageSamples
 from repro.simulate.profiles import cost_model
 from repro.simulate.serve import serve
+from repro.studies.base import DataFrame, Figure, Judgement, Parameters, Point, Rows, house, paper, plotting, where
 from repro.studies.common import (
+    WORKLOAD_LABEL,
     BlockSize,
     Model,
     Positive,
@@ -30,11 +29,7 @@ from repro.studies.common import (
     deployment_of,
     trace_of,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
+from repro.studies.sweep import spread
 
 TABLES = {"pool": ("system", "seed"), "batches": ("workload", "system", "seed")}
 
@@ -79,32 +74,22 @@ def points(params: Params) -> list[Point]:
 
 
 def saturated_run(
-    system: System,
-    model: str,
-    workload: str,
-    rate: float,
-    duration_s: float,
-    seed: int,
-    profile: str,
-    block_size: int,
-    kv_slots: int | None,
-    lengths: str | None,
+    system: System, model: str, profile: str, block_size: int, kv_slots: int | None, **traced: Any
 ) -> dict[str, Any]:
     """One trace through one system: mean use of the pool (%) and mean number of running requests, while requests
-    arrive."""
-    deployment = deployment_of(model, kv_slots)
-    trace = trace_of(workload, rate, duration_s, seed, lengths)
+    arrive. `traced` are the arguments of `trace_of`."""
+    deployment, trace = deployment_of(model, kv_slots), trace_of(**traced)
+    workload, rate, duration_s = (traced[name] for name in ("workload", "rate", "duration_s"))
     usage, batch = UsageSamples(0.0, duration_s), BatchAverage(0.0, duration_s)
-    costs = cost_model(
-        profile, deployment, block_size, anchor=f"{model}/{workload}" if profile == "a100-2023" else None
-    )
+    anchor = f"{model}/{workload}" if profile == "a100-2023" else None
+    costs = cost_model(profile, deployment, block_size, anchor=anchor)
     served = serve(system, deployment, trace, costs, block_size, observers=(usage, batch))
     return {
         "system": system.name,
         "model": model,
         "workload": workload,
         "rate": rate,
-        **about("replayed", costs.name, seed, trace),
+        **about("replayed", costs.name, traced["seed"], trace),
         "requests": len(trace),
         "equals_paper_trace": trace.card.equals_paper_trace,
         "batched_requests": batch.mean,
@@ -113,32 +98,24 @@ def saturated_run(
     }
 
 
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     with_paper = params.as_in_paper
-    with plotting.house():
-        pieces, (axis,) = plotting.panels(
-            [f"{params.model}, ShareGPT, {params.usage_rate:g} req/s"], width=7.2, height=3.6
-        )
-        plotting.memory_bars(axis, rows["pool"], paper=paper.figure("fig2") if with_paper else None)
-        axis.set_ylabel("KV cache (%)")
-        plotting.memory_legend(pieces, with_paper=with_paper)
-        plotting.footer(
-            pieces,
-            rows["pool"],
-            with_paper=with_paper,
-            note="Right, hollow: the paper's bar, whose last piece is both grey pieces of ours",
-        )
-        panels = {"sharegpt": ("ShareGPT", params.batch_rate_sharegpt), "alpaca": ("Alpaca", params.batch_rate_alpaca)}
-        batches, axes = plotting.panels([f"{label}, {rate:g} req/s" for label, rate in panels.values()], width=4.2)
-        for axis, workload in zip(axes, panels):
-            shown = rows["batches"][rows["batches"]["workload"] == workload]
-            plotting.bars(
-                axis, shown, "batched_requests", paper=PAPER_BATCHES[workload] if with_paper else None, digits=2
-            )
-            axis.set_ylabel("batched requests")
-        plotting.footer(batches, rows["batches"], with_paper=with_paper)
+    title = f"{params.model}, ShareGPT, {params.usage_rate:g} req/s"
+    pieces, (axis,) = plotting.panels([title], width=7.2, height=3.6)
+    plotting.memory_bars(axis, rows["pool"], paper=paper.figure("fig2") if with_paper else None)
+    axis.set_ylabel("KV cache (%)")
+    plotting.memory_legend(pieces, with_paper=with_paper)
+    note = "Right, hollow: the paper's bar, whose last piece is both grey pieces of ours"
+    plotting.footer(pieces, rows["pool"], with_paper=with_paper, note=note)
+    rates = {"sharegpt": params.batch_rate_sharegpt, "alpaca": params.batch_rate_alpaca}
+    titles = [f"{WORKLOAD_LABEL[workload]}, {rate:g} req/s" for workload, rate in rates.items()]
+    batches, axes = plotting.panels(titles, width=4.2)
+    for axis, workload in zip(axes, rates):
+        theirs = PAPER_BATCHES[workload] if with_paper else None
+        plotting.bars(axis, where(rows["batches"], workload=workload), "batched_requests", paper=theirs, digits=2)
+        axis.set_ylabel("batched requests")
+    plotting.footer(batches, rows["batches"], with_paper=with_paper)
     return {"fig02_memory_waste": pieces, "fig13_batched_requests": batches}
 
 
@@ -150,35 +127,28 @@ PAPER_BATCHES = {
 
 
 def judge(rows: Rows, params: Params) -> list[Judgement]:
-    pool = rows["pool"].assign(external=rows["pool"]["rounding"] + rows["pool"]["free"]).groupby("system")
-    batches = {name: group.groupby("system")["batched_requests"] for name, group in rows["batches"].groupby("workload")}
+    pool = rows["pool"].assign(external=rows["pool"]["rounding"] + rows["pool"]["free"])
+    batches = {workload: where(rows["batches"], workload=workload) for workload in PAPER_BATCHES}
     orcas = [name for name in params.systems if name != "vllm"]
 
-    def spread(groups: Any, systems: Any) -> dict[str, Any]:
-        return {
-            "ours": {s: groups.mean()[s] for s in systems},
-            "interval": {s: [groups.min()[s], groups.max()[s]] for s in systems},
-            "evidence": "replayed",
-        }
+    def each(claim: str, table: DataFrame, column: str, systems: Iterable[str], **facts: Any) -> Judgement:
+        ours, ends = ({name: found[name] for name in systems} for found in spread(table, "system", of=column))
+        return Judgement(claim, ours, "replayed", ends, facts=facts)
 
-    mean = pool.mean(numeric_only=True)
-    wasted = 100 - mean["token_states"]
+    mean = pool.groupby("system").mean(numeric_only=True)
+    wasted, last_blocks = 100 - mean["token_states"], mean["reserved"] + mean["internal"]
     rounding = {name: round(float(mean.at[name, "rounding"]), 1) for name in orcas}
-    sharegpt = batches["sharegpt"].mean()
+    sharegpt = batches["sharegpt"].groupby("system")["batched_requests"].mean()
     gains = {f"vs-{name}": sharegpt["vllm"] / sharegpt[f"orca-{name}"] for name in ("oracle", "max")}
+    unused = {"without_token": wasted["vllm"]}
     return [
-        Judgement("fig2-token-states", **spread(pool["token_states"], params.systems)),
-        Judgement("fig2-reservation", **spread(pool["reserved"], orcas)),
-        Judgement("fig2-internal", **spread(pool["internal"], orcas)),
-        Judgement("fig2-external-and-others", **spread(pool["external"], params.systems), facts={"rounding": rounding}),
-        Judgement(
-            "waste-under-4-percent",
-            mean.at["vllm", "reserved"] + mean.at["vllm", "internal"],
-            "replayed",
-            facts={"without_token": wasted["vllm"]},
-        ),
+        each("fig2-token-states", pool, "token_states", params.systems),
+        each("fig2-reservation", pool, "reserved", orcas),
+        each("fig2-internal", pool, "internal", orcas),
+        each("fig2-external-and-others", pool, "external", params.systems, rounding=rounding),
+        Judgement("waste-under-4-percent", last_blocks["vllm"], "replayed", facts=unused),
         Judgement("waste-60-80", [wasted[orcas].min(), wasted[orcas].max()], "replayed"),
-        Judgement("fig13-sharegpt", **spread(batches["sharegpt"], params.systems)),
-        Judgement("fig13-alpaca", **spread(batches["alpaca"], params.systems)),
+        each("fig13-sharegpt", batches["sharegpt"], "batched_requests", params.systems),
+        each("fig13-alpaca", batches["alpaca"], "batched_requests", params.systems),
         Judgement("more-requests-batched", gains, "replayed"),
     ]

@@ -8,24 +8,18 @@ same filled slots and reference counts. No token values and no times occur.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from itertools import starmap
+from typing import Any, ClassVar
 
 from repro.engine.memory.interface import CacheOp
 from repro.engine.memory.paged import PagedKVCacheManager
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report.claims import Judgement
+from repro.studies.base import DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting, where
 from repro.studies.common import BlockSize, about
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 TABLES = {"states": ("walk", "step", "sequence", "logical")}
 NUM_BLOCKS = 32
+CELL = ["physical", "filled", "ref_count"]  # of a logical block: what the figures show
 _EXAMPLES, _SHARED = "0:4x3 1:4x3 2:4x3 3:4x3 4:4x3", "0:4x4 1:4x4 3:4x4"
 #: walk -> step -> the tables drawn, blocks in use, and blocks copied. A table is a sequence's logical blocks in order,
 #: each the paper's number of its block, its filled slots and, if several sequences hold it, its reference count.
@@ -60,12 +54,8 @@ _STEP = {"third word": "third word (Fig. 5)"}
 #: Fig. 10's words, in blocks of 4: an instruction and three examples, 4 + 6 + 4 + 6; then "cheese =>" and "I love you
 #: =>".
 PREFIX_WORDS, INPUT_WORDS = 20, (2, 4)
-_CLAIM = {
-    "one request": "fig5-7-block-tables",
-    "two requests": "fig5-7-block-tables",
-    "two samples": "fig8-parallel-cow",
-    "four beams": "fig9-beam-sharing",
-}
+_CLAIM = dict.fromkeys(("one request", "two requests"), "fig5-7-block-tables")
+_CLAIM |= {"two samples": "fig8-parallel-cow", "four beams": "fig9-beam-sharing"}
 
 
 class Params(Parameters):
@@ -74,10 +64,8 @@ class Params(Parameters):
 
 
 def points(params: Params) -> list[Point]:
-    return [
-        Point(walk, {"block_size": params.block_size}, "states")
-        for walk in (requests, two_samples, four_beams, shared_prefix)
-    ]
+    walks = (requests, two_samples, four_beams, shared_prefix)
+    return [Point(walk, {"block_size": params.block_size}, "states") for walk in walks]
 
 
 def _group(request_id: int, prompt_tokens: int, prefix: str | None = None, **sampling: Any) -> SequenceGroup:
@@ -110,21 +98,12 @@ class _Walk:
                 name = f"{kind} {group.request.request_id if kind == 'request' else index}"
                 tables[name] = manager.block_table(seq), num_tokens
         totals = {"blocks_in_use": NUM_BLOCKS - manager.num_free_blocks, "blocks_copied": len(list(ops))}
-        self.rows += [
-            {
-                "walk": walk,
-                "step": step,
-                "sequence": name,
-                "logical": logical,
-                "physical": block,
-                "filled": min(size, num_tokens - logical * size),
-                "ref_count": manager.gpu.ref_counts[block],
-                **totals,
-                **about("exact"),
-            }
-            for name, (blocks, num_tokens) in tables.items()
-            for logical, block in enumerate(blocks)
-        ]
+        for name, (blocks, num_tokens) in tables.items():
+            state = {"walk": walk, "step": step, "sequence": name}
+            for logical, block in enumerate(blocks):
+                filled, count = min(size, num_tokens - logical * size), manager.gpu.ref_counts[block]
+                cell = {"logical": logical, "physical": block, "filled": filled, "ref_count": count}
+                self.rows.append(state | cell | totals | about("exact"))
 
 
 def requests(block_size: int) -> list[dict[str, Any]]:
@@ -182,13 +161,10 @@ def shared_prefix(block_size: int) -> list[dict[str, Any]]:
     return walk.rows
 
 
-def same_state(rows: pd.DataFrame, drawn: tuple[list[str], int, int]) -> bool:
+def same_state(rows: DataFrame, drawn: tuple[list[str], int, int]) -> bool:
     """Whether a state of ours is the one drawn, up to the names of the physical blocks."""
     tables, *totals = drawn
-    ours = [
-        list(zip(table["physical"], table["filled"], table["ref_count"]))
-        for _, table in rows.groupby("sequence", sort=False)
-    ]
+    ours = [table[CELL].to_numpy().tolist() for _, table in rows.groupby("sequence", sort=False)]
     counted = rows[["blocks_in_use", "blocks_copied"]].drop_duplicates().to_numpy().tolist()
     return _renamed(ours) == _renamed(map(_parsed, tables)) and counted == [totals]
 
@@ -213,40 +189,34 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     held = dict.fromkeys(_CLAIM.values(), True)
     for walk, claim_id in _CLAIM.items():
         for step, drawn in DRAWN[walk].items():
-            held[claim_id] &= same_state(states[(states["walk"] == walk) & (states["step"] == step)], drawn)
+            held[claim_id] &= same_state(where(states, walk=walk, step=step), drawn)
     return [Judgement(claim_id, same, "exact") for claim_id, same in held.items()]
 
 
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import diagrams, plotting
+    from repro.report import diagrams
 
     states = {tuple(key): state for key, state in rows["states"].groupby(["walk", "step"], sort=False)}
     lines = [[key for key in states if key[0] in walks] for walks in _LINES]
-    with plotting.house():
-        columns = max(map(len, lines))
-        places = [key for line in lines for key in [*line, *[None] * (columns - len(line))]]
-        heights = [max(states[key]["sequence"].nunique() for key in line) for line in lines]
-        figure, axes = plotting.panels(
-            [f"{FIGURE[key[0]]}: {_STEP.get(key[1], key[1])}" if key else "" for key in places],
-            columns=columns,
-            width=3.1,
-            height=1.75,
-            height_ratios=[0.6 + height for height in heights],
-        )
-        for number, (axis, key) in enumerate(zip(axes, places)):
-            if key is None:
-                axis.remove()
-                continue
-            line = number // columns
-            width = max(states[other]["logical"].max() + 1 for other in lines[line])
-            tables = {
-                name: list(map(diagrams.Cell, table["physical"], table["filled"], table["ref_count"]))
-                for name, table in states[key].groupby("sequence", sort=False)
-            }
-            diagrams.draw_tables(axis, tables, params.block_size, max(5, width), heights[line])
-            in_use, copied = states[key][["blocks_in_use", "blocks_copied"]].iloc[0]
-            axis.set_xlabel(f"blocks in use: {in_use}" + (f", copied: {copied}" if copied else ""), fontsize=8.5)
-        diagrams.legend(figure)
-        note = "Read off the block manager. The prefix of Fig. 10 is itself one of its blocks' holders"
-        plotting.footer(figure, rows["states"], note=note)
+    columns = max(map(len, lines))
+    places = [key for line in lines for key in [*line, *[None] * (columns - len(line))]]
+    heights = [max(states[key]["sequence"].nunique() for key in line) for line in lines]
+    titles = [f"{FIGURE[key[0]]}: {_STEP.get(key[1], key[1])}" if key else "" for key in places]
+    ratios = [0.6 + height for height in heights]
+    figure, axes = plotting.panels(titles, columns=columns, width=3.1, height=1.75, height_ratios=ratios)
+    for number, (axis, key) in enumerate(zip(axes, places)):
+        if key is None:
+            axis.remove()
+            continue
+        line = number // columns
+        width = max(states[other]["logical"].max() + 1 for other in lines[line])
+        sequences = states[key].groupby("sequence", sort=False)
+        tables = {name: list(starmap(diagrams.Cell, table[CELL].to_numpy())) for name, table in sequences}
+        diagrams.draw_tables(axis, tables, params.block_size, max(5, width), heights[line])
+        in_use, copied = states[key][["blocks_in_use", "blocks_copied"]].iloc[0]
+        axis.set_xlabel(f"blocks in use: {in_use}" + (f", copied: {copied}" if copied else ""), fontsize=8.5)
+    diagrams.legend(figure)
+    note = "Read off the block manager. The prefix of Fig. 10 is itself one of its blocks' holders"
+    plotting.footer(figure, rows["states"], note=note)
     return {"fig05_block_tables": figure}

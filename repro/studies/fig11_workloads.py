@@ -7,35 +7,30 @@ each trace's card. Nothing is served here: no system, speed or memory is involve
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import model_validator
 
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report.claims import Judgement
-from repro.studies.common import Positive, Seeds, about, trace_of
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting, where
+from repro.studies.common import WORKLOAD_LABEL, Positive, Seeds, about, trace_of
 from repro.workloads import WORKLOADS, Trace, check_arrivals
 from repro.workloads.fig11 import fig11_data
 from repro.workloads.trace import QUANTILES
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 TABLES = {
     "cards": ("workload", "seed"),
     "prompt_ranges": ("workload", "seed", "prompt_range"),
     "bins": ("workload", "seed", "length", "bin"),
 }
-TITLE = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}
 #: The paper's word for each length and a colour that no system has.
 LENGTHS = {"prompt": ("input", "#332288"), "output": ("output", "#AA4499")}
 _GREY = "#555555"
+_HOLLOW = (
+    "Hollow: left the paper's histogram, right measured on the authors' pairs (means unknown for Alpaca; those for "
+    "ShareGPT, and both histograms, are inputs of the embedded distributions, Spearman's correlation is not)"
+)
 _DRAWN = 0.995  # of the paper's requests; beyond, the histograms cannot be told from the axis
 
 
@@ -68,15 +63,10 @@ def lengths_of_trace(
     """A trace's card, the mean output by range of the prompt, and its histograms."""
     trace = trace_of(workload, rate, duration_s, seed, lengths)
     common = {"workload": workload, **about("replayed", seed=seed, trace=trace), "rate": rate, "duration_s": duration_s}
-    ranges = [
-        {"prompt_range": name, "requests": count, "mean_output_tokens": mean}
-        for name, count, mean in trace.card.mean_output_by_prompt
-    ]
-    found = {
-        "cards": [_card(trace)],
-        "prompt_ranges": ranges,
-        "bins": [*_bins(trace, "prompt"), *_bins(trace, "output")],
-    }
+    names = ("prompt_range", "requests", "mean_output_tokens")
+    ranges = [dict(zip(names, values)) for values in trace.card.mean_output_by_prompt]
+    bins = [*_bins(trace, "prompt"), *_bins(trace, "output")]
+    found = {"cards": [_card(trace)], "prompt_ranges": ranges, "bins": bins}
     return {table: [common | row for row in rows] for table, rows in found.items()}
 
 
@@ -145,18 +135,16 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     ]
 
 
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
-    with plotting.house():
-        return {"fig11_workloads": _draw_histograms(rows), "fig11_dependence": _draw_dependence(rows)}
+    return {"fig11_workloads": _draw_histograms(rows), "fig11_dependence": _draw_dependence(rows)}
 
 
-def _bins_of(rows: Rows, workload: str, length: str) -> pd.DataFrame:
-    return rows["bins"][(rows["bins"]["workload"] == workload) & (rows["bins"]["length"] == length)]
+def _bins_of(rows: Rows, workload: str, length: str) -> DataFrame:
+    return where(rows["bins"], workload=workload, length=length)
 
 
-def _spread(rows: pd.DataFrame, by: str, value: str) -> pd.DataFrame:
+def _spread(rows: DataFrame, by: str, value: str) -> DataFrame:
     """Mean, least and most over the seeds, in the order of the rows."""
     return rows.groupby(by, sort=False)[value].agg(["mean", "min", "max"])
 
@@ -164,29 +152,25 @@ def _spread(rows: pd.DataFrame, by: str, value: str) -> pd.DataFrame:
 def _sources(rows: Rows) -> str:
     own = ", the paper's own pairs"
     return "; ".join(
-        f"{TITLE[card.workload]}: {card.source}{own if card.equals_paper_trace else ''}"
+        f"{WORKLOAD_LABEL[card.workload]}: {card.source}{own if card.equals_paper_trace else ''}"
         for card in rows["cards"].drop_duplicates("workload").itertuples()
     )
 
 
 def _draw_histograms(rows: Rows) -> Figure:
-    from repro.report import plotting
-
     panels = [(workload, length) for workload in WORKLOADS for length in LENGTHS]
-    titles = [f"{TITLE[workload]}, {LENGTHS[length][0]}" for workload, length in panels]
+    titles = [f"{WORKLOAD_LABEL[workload]}, {LENGTHS[length][0]}" for workload, length in panels]
     figure, axes = plotting.panels(titles, columns=2, width=4.2)
     cards = rows["cards"]
     for axis, (workload, length) in zip(axes, panels):
         _draw_bins(axis, _spread(_bins_of(rows, workload, length), "bin", "density"), workload, length)
-        means = cards[cards["workload"] == workload][f"mean_{length}_tokens"]
+        means = where(cards, workload=workload)[f"mean_{length}_tokens"]
         span = f" ({means.min():.2f} to {means.max():.2f})" if len(means) > 1 else ""
         printed = fig11_data()[workload][length]["mean_tokens"]
         _write_in_corner(axis, f"mean {means.mean():.2f}{span}\nthe paper's {printed}")
         axis.set(xlabel=f"{LENGTHS[length][0]} length (tokens)", ylabel="requests (% a token)")
-    handles = [
-        plotting.Patch(facecolor=color, alpha=0.45, label=f"{name} length of our traces")
-        for name, color in LENGTHS.values()
-    ]
+    patch, labels = partial(plotting.Patch, alpha=0.45), "{} length of our traces"
+    handles = [patch(facecolor=color, label=labels.format(name)) for name, color in LENGTHS.values()]
     handles.append(plotting.Line2D([], [], color="black", linewidth=0.9, label="the paper's histogram"))
     figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=9)
     note = f"Outline: the paper's, drawn up to the length that {100 * _DRAWN:g} % of its requests stay below"
@@ -198,7 +182,7 @@ def _write_in_corner(axis: Axes, text: str) -> None:
     axis.text(0.97, 0.95, text, transform=axis.transAxes, ha="right", va="top", fontsize=9)
 
 
-def _draw_bins(axis: Axes, ours: pd.DataFrame, workload: str, length: str) -> None:
+def _draw_bins(axis: Axes, ours: DataFrame, workload: str, length: str) -> None:
     edges, paper, color = _edges(workload, length), _paper_density(workload, length), LENGTHS[length][1]
     axis.stairs(100 * ours["mean"], edges, fill=True, color=color, alpha=0.45, linewidth=0)
     axis.stairs(100 * ours["max"], edges, baseline=100 * ours["min"], fill=True, color=color, alpha=0.6, linewidth=0)
@@ -207,34 +191,28 @@ def _draw_bins(axis: Axes, ours: pd.DataFrame, workload: str, length: str) -> No
 
 
 def _draw_dependence(rows: Rows) -> Figure:
-    from repro.report import plotting
-
     shown = ("shares up to a length", "output by prompt")
-    titles = [f"{TITLE[workload]}, {what}" for workload in WORKLOADS for what in shown]
+    titles = [f"{WORKLOAD_LABEL[workload]}, {what}" for workload in WORKLOADS for what in shown]
     figure, axes = plotting.panels(titles, columns=2, width=4.2)
     for (shares, means), workload in zip(zip(axes[::2], axes[1::2]), WORKLOADS):
-        cards, ranges = (rows[name][rows[name]["workload"] == workload] for name in ("cards", "prompt_ranges"))
+        cards, ranges = (where(rows[name], workload=workload) for name in ("cards", "prompt_ranges"))
         for length, (_, color) in LENGTHS.items():
             _draw_shares(shares, _bins_of(rows, workload, length), workload, length, color)
             quantiles = cards[[f"{length}_p{100 * level:g}" for level in QUANTILES]]
             shares.plot(quantiles.mean(), 100 * np.array(QUANTILES), ".", color=color, markersize=6)
         shares.set(xscale="log", ylim=(0, 102), xlabel="length (tokens)", ylabel="requests up to it (%)")
-        _draw_output_by_prompt(means, ranges[ranges["requests"] > 0], cards["rank_correlation"].dropna(), workload)
+        _draw_output_by_prompt(means, ranges[ranges["requests"] > 0], cards, workload)
     handles = [plotting.Line2D([], [], color=color, linewidth=1.6, label=name) for name, color in LENGTHS.values()]
     handles += [
         plotting.Line2D([], [], color=_GREY, linestyle="", marker=marker, markerfacecolor=face, label=name)
         for marker, face, name in ((".", _GREY, "quantiles of our traces"), ("o", "none", "the paper's trace"))
     ]
     figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
-    note = (
-        "Hollow: left the paper's histogram, right measured on the authors' pairs (means unknown for Alpaca; those for "
-        "ShareGPT, and both histograms, are inputs of the embedded distributions, Spearman's correlation is not)"
-    )
-    plotting.footer(figure, rows["cards"], note=f"{note}. {_sources(rows)}")
+    plotting.footer(figure, rows["cards"], note=f"{_HOLLOW}. {_sources(rows)}")
     return figure
 
 
-def _draw_shares(axis: Axes, bins: pd.DataFrame, workload: str, length: str, color: str) -> None:
+def _draw_shares(axis: Axes, bins: DataFrame, workload: str, length: str, color: str) -> None:
     edges = _edges(workload, length)
     # An edge closes its bin on the left, so what lies below it are the lengths up to the whole number before.
     ends = np.append(np.ceil(edges[1:-1]) - 1, edges[-1])
@@ -246,16 +224,15 @@ def _draw_shares(axis: Axes, bins: pd.DataFrame, workload: str, length: str, col
     axis.plot(ends[apart], 100 * paper[apart], "o", color=color, markerfacecolor="none", markersize=5.5)
 
 
-def _draw_output_by_prompt(axis: Axes, ranges: pd.DataFrame, correlations: pd.Series, workload: str) -> None:
+def _draw_output_by_prompt(axis: Axes, ranges: DataFrame, cards: DataFrame, workload: str) -> None:
+    correlations = cards["rank_correlation"].dropna()
     ours, color = _spread(ranges, "prompt_range", "mean_output_tokens"), LENGTHS["output"][1]
     places = np.arange(len(ours))
     axis.bar(places, ours["mean"], 0.6, color=color, alpha=0.45)
     whiskers = [ours["mean"] - ours["min"], ours["max"] - ours["mean"]]
     axis.errorbar(places, ours["mean"], whiskers, color="black", linewidth=0, elinewidth=1, capsize=2.5)
     known = dict(fig11_data()[workload]["mean_output_by_prompt"])
-    lasts = map(_last_of, ours.index)
-    measured = [(place, known[last]) for place, last in zip(places, lasts) if last in known]
-    if measured:
+    if measured := [(place, known[last]) for place, last in zip(places, map(_last_of, ours.index)) if last in known]:
         axis.plot(*zip(*measured), "o", color="black", markerfacecolor="none", markersize=8)
     axis.set_xticks(places, ours.index, fontsize=8.5)
     axis.grid(axis="x", visible=False)
@@ -268,5 +245,4 @@ def _draw_output_by_prompt(axis: Axes, ranges: pd.DataFrame, correlations: pd.Se
 
 def _last_of(prompt_range: str) -> int:
     """The last length of a range as the card names it: 64 of "17-64", the longest there is of "1025+"."""
-    is_open = prompt_range.endswith("+")
-    return fig11_data()["max_model_len"] if is_open else int(prompt_range.partition("-")[2])
+    return int(prompt_range.partition("-")[2] or fig11_data()["max_model_len"])

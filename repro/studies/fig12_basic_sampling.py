@@ -8,23 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from repro.engine.systems import system_for
-from repro.harness.experiment import Point
-from repro.report import paper
-from repro.report.claims import Judgement
 from repro.simulate.profiles import context_splits, cost_model
 from repro.simulate.serve import trace_seconds
 from repro.studies import sweep
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Point, Rows, house, paper, plotting, where
 from repro.studies.common import WORKLOAD_LABEL, Seeds, Some, Systems, Workloads, deployment_of, trace_of
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 TABLES = {
     "latency": ("panel", "system", "rate", "seed", "assumption"),
@@ -97,18 +88,17 @@ def _seconds(panel: str, rate: float, max_seconds: float) -> float:
     return min(trace_seconds(panel.split("/")[0]), max(max_seconds, 20 / rate))
 
 
-def grid_readings(latency: pd.DataFrame) -> dict[tuple[str, str], float]:
+def grid_readings(latency: DataFrame) -> dict[tuple[str, str], float]:
     """(panel, system) -> the crossing (req/s) as the paper's curve can be read: linearly between our mean latencies at
     the drawn rates. Without those whose last rate lies below it."""
-    curves = latency[latency["assumption"] == MAIN].groupby(["panel", "system"], sort=False)
+    curves = where(latency, assumption=MAIN).groupby(["panel", "system"], sort=False)
     means = {key: curve.groupby("rate")["latency_s_per_token"].mean() for key, curve in curves}
     read = {key: paper.crossing(list(mean.items()), sweep.LEVEL) for key, mean in means.items()}
     return {key: rate for key, rate in read.items() if rate is not None}
 
 
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     latency = rows["latency"]
     slopes = latency[latency["assumption"].str.startswith("slope:")].groupby(["panel", "system", "rate"], sort=False)
     spread = slopes["latency_s_per_token"].agg(["min", "max"])
@@ -119,15 +109,12 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
             here, color = spread.loc[panel, name].sort_index(), looks[name].color
             axis.fill_between(here.index, here["min"], here["max"], color=color, alpha=0.10, linewidth=0)
 
-    with plotting.house():
-        main = latency[latency["assumption"] == MAIN]
-        note = "Pale: the other ways to split Fig. 1's slope. Calibrated on vLLM's lowest rate in each panel"
-        curves = sweep.draw_panels(main, "fig12", params.panels, len(params.models), note, band)
-        figures = {"fig12_basic_sampling": curves}
-        if params.crossings:
-            note = "Hollow: read off our curve on the paper's grid of rates"
-            read = grid_readings(latency)
-            figures["fig12_crossings"] = sweep.draw(rows["crossing"], "fig12", params.panels, 15, 0.15, note, read)
+    note = "Pale: the other ways to split Fig. 1's slope. Calibrated on vLLM's lowest rate in each panel"
+    main = where(latency, assumption=MAIN)
+    figures = {"fig12_basic_sampling": sweep.draw_panels(main, "fig12", params.panels, len(params.models), note, band)}
+    if params.crossings:
+        note, read = "Hollow: read off our curve on the paper's grid of rates", grid_readings(latency)
+        figures["fig12_crossings"] = sweep.draw(rows["crossing"], "fig12", params.panels, 15, 0.15, note, read)
     return figures
 
 
@@ -144,19 +131,18 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     def ratio(panel: str, other: str) -> float:
         return mean[panel, "vllm"] / mean[panel, other]
 
-    def by_model(other: str) -> dict[str, float]:
-        return {model: ratio(f"{model}/sharegpt", other) for model in params.models}
-
-    over_oracle, over_max = by_model("orca-oracle"), by_model("orca-max")
-    read = {key: rate for key, rate in grid_readings(rows["latency"]).items() if key[1] in orcas_and_vllm}
+    over_oracle, over_max = (
+        {model: ratio(f"{model}/sharegpt", other) for model in params.models} for other in ("orca-oracle", "orca-max")
+    )
+    readings = grid_readings(rows["latency"]).items()
+    read = "; ".join(f"{panel} {name} {rate:.3g}" for (panel, name), rate in readings if name in orcas_and_vllm)
     alpaca = {name: ratio("opt-175b/alpaca", name) for name in ("orca-oracle", "orca-pow2")}
     larger = {
         "longer-sequences": over_oracle["opt-13b"] > ratio("opt-13b/alpaca", "orca-oracle"),
         "larger-models": over_oracle["opt-175b"] > over_oracle["opt-13b"],
     }
     fastest = max(ratio(panel, "faster-transformer") for panel in params.panels)
-    listed = "; ".join(f"{panel} {name} {rate:.3g}" for (panel, name), rate in read.items())
-    facts = {"precision": params.precision, "read": listed}
+    facts = {"precision": params.precision, "read": read}
     return [
         Judgement("fig12-curves", table(mean), "modelled", table(ends), facts=facts),
         Judgement("rate-vs-oracle-sharegpt", over_oracle, "modelled"),

@@ -1,39 +1,23 @@
 """The paper's comparison measured on a GPU: saturated throughput of the five systems, and what their memory held
 meanwhile.
-
-Same scheduler, memory managers, kernels and model code for all; OPT-13B with the 12 GB pool of Table 1, whatever the
-card, so that the ratios between systems can be laid beside the paper's (Fig. 12's rates at 0.5 s/token). Absolute
-numbers belong to the card.
-
-The scheduler then replays each run on the same trace, with every step as long as the measured mean: memory and batch
-must come out the same (Fig. 2 and 13 of the same runs), since both follow from decisions and not from speed.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from repro.bench import kept
 from repro.engine.config import DEPLOYMENTS
 from repro.engine.systems import SYSTEMS
-from repro.harness.experiment import Point
 from repro.harness.tables import ABOUT
-from repro.report import paper
-from repro.report.claims import Judgement
 from repro.simulate.load import Load, predict
 from repro.simulate.metrics import PIECES
 from repro.simulate.step_times import StepTimes
 from repro.studies import measured as shared
-from repro.studies.common import deployment_of
-from repro.studies.measured import INTERVAL, WORKLOADS, Measured
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Point, Rows, house, paper, plotting
+from repro.studies.common import WORKLOAD_LABEL, deployment_of
+from repro.studies.measured import INTERVAL, Measured
 
 _RUN = ("workload", "system")
 TABLES = {"saturated": (*_RUN, "n"), "latency": (*_RUN, "multiple"), "generate": ("workload",), "replayed": _RUN}
@@ -73,7 +57,7 @@ def replayed(path: Path, evidence: str, key: str) -> dict[str, Any]:
     return shared.columns(found, COLUMNS)
 
 
-def basic(rows: Rows, workload: str) -> pd.DataFrame:
+def basic(rows: Rows, workload: str) -> DataFrame:
     """The saturated runs of a workload with one sequence a request."""
     found = rows["saturated"]
     return found[(found["workload"] == workload) & (found["n"] == 1)]
@@ -91,24 +75,22 @@ def paper_ratios(workload: str) -> dict[str, float]:
     return {name: rates["vllm"] / rate for name, rate in rates.items() if name != "vllm"}
 
 
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     clocked = rows["saturated"][rows["saturated"]["n"] == 1]
-    with plotting.house():
-        throughput, axes = plotting.panels(list(WORKLOADS.values()), width=5.0, height=3.4)
-        for axis, workload in zip(axes, WORKLOADS):
-            _draw_throughput(axis, rows, workload, plotting)
-        axes[0].set_ylabel("useful output tokens/s")
-        setting = "{model}, {kv_slots:,.0f} slots".format_map(rows["saturated"].iloc[0])
-        plotting.footer(throughput, clocked, note=f"{setting}; vLLM's multiple under each name: here (the paper)")
-        figures = {"fig12_measured": throughput, "fig12_measured_memory": _draw_memory(rows, clocked, plotting)}
-        if len(rows["latency"]):
-            figures["fig12_measured_latency"] = _draw_latency(rows, plotting)
+    throughput, axes = plotting.panels(list(WORKLOAD_LABEL.values()), width=5.0, height=3.4)
+    for axis, workload in zip(axes, WORKLOAD_LABEL):
+        _draw_throughput(axis, rows, workload)
+    axes[0].set_ylabel("useful output tokens/s")
+    setting = "{model}, {kv_slots:,.0f} slots".format_map(rows["saturated"].iloc[0])
+    plotting.footer(throughput, clocked, note=f"{setting}; vLLM's multiple under each name: here (the paper)")
+    figures = {"fig12_measured": throughput, "fig12_measured_memory": _draw_memory(rows, clocked)}
+    if len(rows["latency"]):
+        figures["fig12_measured_latency"] = _draw_latency(rows)
     return figures
 
 
-def _draw_throughput(axis: Axes, rows: Rows, workload: str, plotting: Any) -> None:
+def _draw_throughput(axis: Axes, rows: Rows, workload: str) -> None:
     chosen, names = basic(rows, workload), []
     looks, ours, theirs = plotting.styles(SYSTEMS), ratios(rows, workload), paper_ratios(workload)
     for place, name in enumerate(SYSTEMS):
@@ -128,10 +110,10 @@ def _draw_throughput(axis: Axes, rows: Rows, workload: str, plotting: Any) -> No
     axis.grid(axis="x", visible=False)
 
 
-def _draw_memory(rows: Rows, clocked: pd.DataFrame, plotting: Any) -> Figure:
-    titles = [f"{label}: {what}" for what in ("the K/V pool", "batched requests") for label in WORKLOADS.values()]
+def _draw_memory(rows: Rows, clocked: DataFrame) -> Figure:
+    titles = [f"{label}: {what}" for what in ("the K/V pool", "batched requests") for label in WORKLOAD_LABEL.values()]
     figure, axes = plotting.panels(titles, columns=2, width=5.0, height=3.0)
-    for index, workload in enumerate(WORKLOADS):
+    for index, workload in enumerate(WORKLOAD_LABEL):
         real, replay = (found[found["workload"] == workload] for found in (clocked, rows["replayed"]))
         shares, again = (found.assign(**{piece: 100 * found[piece] for piece in PIECES}) for found in (real, replay))
         plotting.memory_bars(axes[index], shares, beside=again.set_index("system")[list(PIECES)].to_dict("index"))
@@ -143,10 +125,10 @@ def _draw_memory(rows: Rows, clocked: pd.DataFrame, plotting: Any) -> Figure:
     return figure
 
 
-def _draw_latency(rows: Rows, plotting: Any) -> Figure:
-    figure, axes = plotting.panels(list(WORKLOADS.values()), width=5.0, height=3.2)
+def _draw_latency(rows: Rows) -> Figure:
+    figure, axes = plotting.panels(list(WORKLOAD_LABEL.values()), width=5.0, height=3.2)
     latency = rows["latency"]
-    for axis, workload in zip(axes, WORKLOADS):
+    for axis, workload in zip(axes, WORKLOAD_LABEL):
         chosen, saturated = latency[latency["workload"] == workload], basic(rows, workload)
         sustained = saturated.loc[saturated["system"] == "vllm", "finished_rate"].mean()
         if chosen.empty or sustained != sustained:

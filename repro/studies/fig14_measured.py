@@ -1,35 +1,20 @@
-"""Fig. 14, 15 and 16 measured on a GPU: saturated throughput with several sequences a request and with a shared prefix.
-
-One engine for all systems, OPT-13B with the 12 GB pool of Table 1. The queue never empties, so what is compared is what
-memory allows: the paper compares rates at a latency, on another card. Samples are drawn at random; beams are searched
-in full at every step but continue where a real model's did (repro.simulate.beams), since weights are random. The Orcas
-copy the tokens that a beam takes over, not its whole chunk as the authors' do. OPT-13B stands in for Fig. 16's
-LLaMA-13B: both keep the same K/V a token.
-"""
+"""Fig. 14, 15 and 16 measured on a GPU: saturated throughput with several sequences a request, and with a
+shared prefix."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from repro.bench import kept
 from repro.engine.systems import SYSTEMS
-from repro.harness.experiment import Point
 from repro.harness.tables import ABOUT
-from repro.report import paper
-from repro.report.claims import Judgement
 from repro.simulate.beams import WIDTHS
 from repro.studies import measured as shared
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Point, Rows, house, paper, plotting
 from repro.studies.fig15_sharing import METHODS, PAPER
 from repro.studies.fig16_shared_prefix import PANELS
 from repro.studies.measured import INTERVAL, Measured
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 TABLES = {"sharing": ("method", "n", "system"), "prefix": ("prefix_tokens", "system")}
 BASIC = 1  # one sequence a request: Alpaca's saturated runs of fig12_measured
@@ -58,7 +43,7 @@ def measured(path: Path, evidence: str) -> dict[str, list[dict[str, Any]]]:
     return tables
 
 
-def gains(rows: pd.DataFrame, method: str) -> dict[int, tuple[float, float]]:
+def gains(rows: DataFrame, method: str) -> dict[int, tuple[float, float]]:
     """sequences a request -> how many times what Orca (Oracle) delivers vLLM does, plus or minus."""
     groups = rows[rows["method"] == method].groupby("n")
     return {int(n): found for n, group in groups if (found := shared.multiple_of(group, "orca-oracle"))}
@@ -77,36 +62,34 @@ def paper_prefix_gain(prefix: int) -> float:
     return rates["vllm"] / rates["orca-oracle"]
 
 
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     sharing, looks = rows["sharing"], plotting.styles(SYSTEMS)
-    with plotting.house():
-        titles = [*(LOOKS[method][2].capitalize() for method in METHODS), "vLLM over Orca (Oracle)"]
-        throughput, axes = plotting.panels(titles, width=3.9, height=3.1)
-        for axis, method in zip(axes, METHODS):
-            chosen = sharing[sharing["method"] == method]
-            for _, row in chosen.iterrows():
-                axis.plot([row["n"]] * 2, row[[*INTERVAL[1:]]], color=looks[row["system"]].color, linewidth=1)
-            plotting.curves(axis, chosen, "n", "tokens_per_s")
-            axis.set(xlabel="sequences a request", ylim=(0, None))
-            shared.label_rates(axis)
-        _draw_gains(axes[2], sharing)
-        for axis in axes:
-            axis.set_xticks([BASIC, *WIDTHS])
-        plotting.legend(throughput, sharing)
-        steady = shared.steadiness(sharing, "{system} {method} {n:.0f}: {mark}")
-        plotting.footer(throughput, sharing, note=f"Hollow: the paper's ratio of rates at 0.5 s/token. {steady}")
-        titles = ["Blocks saved by sharing", "A shared prefix: throughput"]
-        saving, axes = plotting.panels(titles, width=5.4, height=3.1)
-        _draw_saving(axes[0], sharing[(sharing["system"] == "vllm") & (sharing["n"] > BASIC)])
-        _draw_prefix(axes[1], rows["prefix"], plotting)
-        everything = shared.together(sharing, rows["prefix"])
-        plotting.footer(saving, everything, note="Hollow: Fig. 15; in brackets: Fig. 16")
+    titles = [*(LOOKS[method][2].capitalize() for method in METHODS), "vLLM over Orca (Oracle)"]
+    throughput, axes = plotting.panels(titles, width=3.9, height=3.1)
+    for axis, method in zip(axes, METHODS):
+        chosen = sharing[sharing["method"] == method]
+        for _, row in chosen.iterrows():
+            axis.plot([row["n"]] * 2, row[[*INTERVAL[1:]]], color=looks[row["system"]].color, linewidth=1)
+        plotting.curves(axis, chosen, "n", "tokens_per_s")
+        axis.set(xlabel="sequences a request", ylim=(0, None))
+        shared.label_rates(axis)
+    _draw_gains(axes[2], sharing)
+    for axis in axes:
+        axis.set_xticks([BASIC, *WIDTHS])
+    plotting.legend(throughput, sharing)
+    steady = shared.steadiness(sharing, "{system} {method} {n:.0f}: {mark}")
+    plotting.footer(throughput, sharing, note=f"Hollow: the paper's ratio of rates at 0.5 s/token. {steady}")
+    titles = ["Blocks saved by sharing", "A shared prefix: throughput"]
+    saving, axes = plotting.panels(titles, width=5.4, height=3.1)
+    _draw_saving(axes[0], sharing[(sharing["system"] == "vllm") & (sharing["n"] > BASIC)])
+    _draw_prefix(axes[1], rows["prefix"])
+    everything = shared.together(sharing, rows["prefix"])
+    plotting.footer(saving, everything, note="Hollow: Fig. 15; in brackets: Fig. 16")
     return {"fig14_measured": throughput, "fig15_measured": saving}
 
 
-def _draw_gains(axis: Axes, rows: pd.DataFrame) -> None:
+def _draw_gains(axis: Axes, rows: DataFrame) -> None:
     for shift, method in zip((-0.05, 0.05), METHODS):  # or the whiskers of one hide those of the other
         color, marker, label = LOOKS[method]
         look = dict(color=color, marker=marker)
@@ -118,7 +101,7 @@ def _draw_gains(axis: Axes, rows: pd.DataFrame) -> None:
     axis.legend(fontsize=8.5)
 
 
-def _draw_saving(axis: Axes, rows: pd.DataFrame) -> None:
+def _draw_saving(axis: Axes, rows: DataFrame) -> None:
     names = {}
     for place, method in enumerate(METHODS):
         color = LOOKS[method][0]
@@ -135,7 +118,7 @@ def _draw_saving(axis: Axes, rows: pd.DataFrame) -> None:
     axis.grid(axis="x", visible=False)
 
 
-def _draw_prefix(axis: Axes, rows: pd.DataFrame, plotting: Any) -> None:
+def _draw_prefix(axis: Axes, rows: DataFrame) -> None:
     looks, prefixes = plotting.styles(SYSTEMS), sorted(rows["prefix_tokens"].unique())
     shared.label_rates(axis)
     axis.grid(axis="x", visible=False)

@@ -10,24 +10,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import model_validator
 
 from repro.engine.memory import CacheOp, ContiguousKVCacheManager, KVCacheManager
 from repro.engine.sequence import SequenceGroup
 from repro.engine.systems import System, system
-from repro.harness.experiment import Point
-from repro.report import paper
-from repro.report.claims import Judgement
 from repro.studies import sweep
+from repro.studies.base import Figure, Judgement, Point, Rows, house, paper
 from repro.studies.common import Positive, Seeds, Systems, trace_of
 from repro.studies.fig15_sharing import Methods, Widths, check_samples
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 TABLES = {"latency": ("panel", "system", "rate", "seed"), "crossing": ("panel", "system", "seed", "copies")}
 CALIBRATED = {("parallel/6", "vllm"), ("beam/6", "vllm")}
@@ -65,9 +58,8 @@ class ChunkCopyingKVCacheManager(ContiguousKVCacheManager):
 @dataclass(frozen=True)
 class ChunkCopyingSystem(System):
     def manager(self, num_blocks: int, block_size: int, max_model_len: int, num_cpu_blocks: int = 0) -> KVCacheManager:
-        return ChunkCopyingKVCacheManager(
-            num_blocks, block_size, reservation=self.reservation, max_model_len=max_model_len
-        )
+        policy = {"reservation": self.reservation, "max_model_len": max_model_len}
+        return ChunkCopyingKVCacheManager(num_blocks, block_size, **policy)
 
 
 def setup_of(panel: str, name: str, duration_s: float, seed: int, beams: str | None = None) -> sweep.Setup:
@@ -114,20 +106,18 @@ def points(params: Params) -> list[Point]:
     return result
 
 
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     note = (
         "Calibrated: the host's cost of a request, on vLLM's crossing with 6 parallel samples; that of a beam step, on "
         "vLLM's with 6 beams"
     )
-    with plotting.house():
-        curves = sweep.draw_panels(rows["latency"], "fig14", params.panels, len(params.widths), note)
-        figures = {"fig14_multi_sequence": curves}
-        if params.crossings and not paper.figure("fig14").keys().isdisjoint(params.panels):
-            note = "Hollow: copying beams takes no time" if "beam" in params.methods else ""
-            off = sweep.draw(rows["crossing"], "fig14", params.panels, 20, 0.17, note, calibrated=CALIBRATED)
-            figures["fig14_crossings"] = off
+    curves = sweep.draw_panels(rows["latency"], "fig14", params.panels, len(params.widths), note)
+    figures = {"fig14_multi_sequence": curves}
+    if params.crossings and not paper.figure("fig14").keys().isdisjoint(params.panels):
+        note = "Hollow: copying beams takes no time" if "beam" in params.methods else ""
+        found, titles = rows["crossing"], params.panels
+        figures["fig14_crossings"] = sweep.draw(found, "fig14", titles, 20, 0.17, note, calibrated=CALIBRATED)
     return figures
 
 
@@ -148,11 +138,11 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     )
     gains = {"basic": gain(BASIC)}
     if "beam" in params.methods:
-        read = {
-            panel: {name: round(float(free[panel, name]), 3) for name in params.systems if name != "vllm"}
-            for panel in params.panels
-            if panel.startswith("beam")
-        }
+        orcas, beams = (
+            [name for name in params.systems if name != "vllm"],
+            [panel for panel in params.panels if panel.startswith("beam")],
+        )
+        read = {panel: {name: round(float(free[panel, name]), 3) for name in orcas} for panel in beams}
         drawn = {panel: rates["orca-oracle"] for panel, rates in paper.crossings("fig14", sweep.LEVEL).items()}
         lost = [100 * (1 - drawn[f"beam/{width}"] / drawn[f"parallel/{width}"]) for width in params.widths]
         note += (

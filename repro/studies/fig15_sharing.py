@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import model_validator
@@ -20,22 +20,13 @@ from repro.engine.loop import Engine, Observer
 from repro.engine.scheduler import SchedulerOutput
 from repro.engine.sequence import SamplingParams
 from repro.engine.systems import system
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report.claims import Judgement
 from repro.simulate.beams import KINDS, Turnover, recording
 from repro.simulate.metrics import UsageSamples
 from repro.studies import sweep
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting
 from repro.studies.common import WORKLOAD_LABEL, Positive, Seeds, Some, Workloads, deployment_of, trace_of
 from repro.studies.sweep import Setup
 from repro.workloads import Trace
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 TABLES = {"saving": ("method", "workload", "width", "seed", "dependence", "turnover")}
 #: ways to have several sequences a request -> label
@@ -165,30 +156,26 @@ def saving(setup: Setup, rate: float) -> dict[str, Any]:
     }
 
 
-def recorded(rows: pd.DataFrame) -> pd.DataFrame:
+def recorded(rows: DataFrame) -> DataFrame:
     """The rows whose lengths are as drawn and whose beams are not made up."""
     return rows[(rows["dependence"] == AS_DRAWN) & rows["turnover"].isna()]
 
 
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     found = rows["saving"]
     shown = [(method, workload) for method in params.methods for workload in params.workloads]
     titles = [f"{METHODS[method]}, {WORKLOAD_LABEL[workload]}" for method, workload in shown]
-    with plotting.house():
-        figure, axes = plotting.panels(titles, columns=len(params.workloads), width=4.2)
-        for axis, (method, workload) in zip(axes, shown):
-            _draw_panel(axis, found[(found["method"] == method) & (found["workload"] == workload)], method, workload)
-        dots = ". Dots: made-up shares of beams replaced at each step" if "beam" in params.methods else ""
-        note = f"Cross: prompt and output lengths independent{dots}"
-        plotting.footer(figure, recorded(found), with_paper=True, note=note)
+    figure, axes = plotting.panels(titles, columns=len(params.workloads), width=4.2)
+    for axis, (method, workload) in zip(axes, shown):
+        _draw_panel(axis, found[(found["method"] == method) & (found["workload"] == workload)], method, workload)
+    dots = ". Dots: made-up shares of beams replaced at each step" if "beam" in params.methods else ""
+    note = f"Cross: prompt and output lengths independent{dots}"
+    plotting.footer(figure, recorded(found), with_paper=True, note=note)
     return {"fig15_sharing": figure}
 
 
-def _draw_panel(axis: Axes, rows: pd.DataFrame, method: str, workload: str) -> None:
-    from repro.report import plotting
-
+def _draw_panel(axis: Axes, rows: DataFrame, method: str, workload: str) -> None:
     color, widths, printed = plotting.STYLE["vllm"].color, list(dict.fromkeys(rows["width"])), PAPER[method, workload]
     above = {"xytext": (0, 3), "textcoords": "offset points", "ha": "center", "fontsize": 8}
     # One bar a width; `plotting.bars` has one a system.
@@ -197,8 +184,7 @@ def _draw_panel(axis: Axes, rows: pd.DataFrame, method: str, workload: str) -> N
         values, left, right = recorded(here)["saving"], place - 0.2, place + 0.2
         mean = values.mean()
         axis.bar(left, mean, 0.38, color=color, alpha=0.75)
-        ends = [[mean - values.min()], [values.max() - mean]]
-        axis.errorbar(left, mean, ends, color="black", linewidth=1, capsize=2.5)
+        plotting.whisker(axis, left, values)
         axis.annotate(f"{mean:.1f}", (left, values.max()), **above)
         if width in printed:
             axis.bar(right, printed[width], 0.38, facecolor="none", edgecolor=color, linewidth=1.3)

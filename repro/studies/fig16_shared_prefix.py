@@ -9,7 +9,7 @@ every open assumption of the cost model.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -17,22 +17,13 @@ from repro.engine.config import DEPLOYMENTS
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.engine.systems import system
-from repro.harness.experiment import Point
-from repro.report import paper
-from repro.report.claims import Judgement
 from repro.simulate.metrics import BatchAverage
 from repro.simulate.profiles import cost_model
 from repro.studies import sweep
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Point, Rows, house, paper, plotting, where
 from repro.studies.common import Positive, Some, about
 from repro.studies.sweep import Setup, latency_at
 from repro.workloads.translation import MEAN_TOKENS, translation_trace
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 TABLES = {
     "latency": ("prefix_tokens", "system", "rate", "seed"),
@@ -45,8 +36,6 @@ PANELS = {80: "1-shot/80", 341: "5-shot/341"}
 #: What a request holds beyond the prefix is some 65 tokens, and even with it (110 to 400) it is shorter than
 #: ShareGPT's: of Fig. 12's two anchors for a 13B model we take Alpaca's. LLaMA-13B has none of its own.
 ANCHOR = "opt-13b/alpaca"
-
-
 #: assumptions: name -> arguments of the cost model. The first one is the curve.
 ASSUMPTIONS = {"as drawn": {}, "ShareGPT's anchor": {"anchor": "opt-13b/sharegpt"}, **sweep.OPEN}
 #: assumptions that stretch the default sentences: name -> factor
@@ -112,43 +101,41 @@ def shared_prompt(users: int, prompt_tokens: int) -> dict[str, Any]:
     """Physical blocks that hold a prompt which several requests share, in the real manager at block size 16."""
     manager = PagedKVCacheManager(num_blocks=1000)
     manager.store_prefix("system", prompt_tokens)
-    requests = [Request(user, 0.0, prompt_tokens + 1, 1, SamplingParams(), "system") for user in range(users)]
-    groups = list(map(SequenceGroup, requests))
-    for group in groups:
-        manager.allocate(group, group.request.prompt_tokens)
-    full = prompt_tokens // manager.block_size
-    of_prompt = {block for group in groups for block in manager.block_table(group.seqs[0])[:full]}
+    of_prompt: set[int] = set()
+    for user in range(users):
+        group = SequenceGroup(Request(user, 0.0, prompt_tokens + 1, 1, SamplingParams(), "system"))
+        manager.allocate(group, prompt_tokens + 1)
+        of_prompt.update(manager.block_table(group.seqs[0])[: prompt_tokens // manager.block_size])
     return {"users": users, "prompt_tokens": prompt_tokens, **about("exact"), "blocks_of_prompt": len(of_prompt)}
 
 
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     latency = rows["latency"]
     titles = [f"LLaMA-13B, {prefix} shared tokens" for prefix in params.prefixes]
     titles += ["vLLM's rate over Orca (Oracle)'s"] * params.crossings
-    with plotting.house():
-        figure, axes = plotting.panels(titles, width=3.9, height=3.2)
-        for axis, prefix in zip(axes, params.prefixes):
-            theirs = sweep.drawn("fig16", PANELS.get(prefix, ""), SYSTEMS)
-            sweep.draw_curves(axis, latency[latency["prefix_tokens"] == prefix], theirs)
-        if params.crossings:
-            _draw_ratios(axes[-1], ratios(rows["crossing"], params.sensitivity_seconds))
-        plotting.legend(figure, latency, with_paper=True)
-        means = f"sentences of {MEAN_TOKENS[0]:g} and {MEAN_TOKENS[1]:g} tokens on average"
-        sentences = means if params.sentences is None else f"sentences: {params.sentences}"
-        plotting.footer(figure, latency, with_paper=True, note=f"Calibrated on {ANCHOR} of Fig. 12; {sentences}")
+    figure, axes = plotting.panels(titles, width=3.9, height=3.2)
+    for axis, prefix in zip(axes, params.prefixes):
+        theirs = sweep.drawn("fig16", PANELS.get(prefix, ""), SYSTEMS)
+        sweep.draw_curves(axis, where(latency, prefix_tokens=prefix), theirs)
+    if params.crossings:
+        _draw_ratios(axes[-1], ratios(rows["crossing"], params.sensitivity_seconds))
+    plotting.legend(figure, latency, with_paper=True)
+    means = f"sentences of {MEAN_TOKENS[0]:g} and {MEAN_TOKENS[1]:g} tokens on average"
+    sentences = means if params.sentences is None else f"sentences: {params.sentences}"
+    plotting.footer(figure, latency, with_paper=True, note=f"Calibrated on {ANCHOR} of Fig. 12; {sentences}")
     return {"fig16_shared_prefix": figure}
 
 
-def ratios(crossing: pd.DataFrame, duration_s: float) -> pd.DataFrame:
+def ratios(crossing: DataFrame, duration_s: float) -> DataFrame:
     """[assumption and seed, prefix]: vLLM's crossing over Orca's, on traces of this length."""
-    found = crossing[crossing["duration_s"] == duration_s]
-    rates = found.pivot_table("crossing_rate", ["assumption", "seed", "prefix_tokens"], "system", sort=False)
+    rates = where(crossing, duration_s=duration_s).pivot_table(
+        "crossing_rate", ["assumption", "seed", "prefix_tokens"], "system", sort=False
+    )
     return (rates["vllm"] / rates["orca-oracle"]).unstack()
 
 
-def _draw_ratios(axis: Axes, found: pd.DataFrame) -> None:
+def _draw_ratios(axis: Axes, found: DataFrame) -> None:
     found = found.groupby(level="assumption", sort=False).mean()
     places = range(len(found))
     for (prefix, values), marker in zip(found.items(), "osDv^"):
@@ -173,17 +160,15 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
         f"{prefix:g} tokens, {name}: {row['crossing_rate']:.2f} req/s with {row['batched_requests']:.0f} batched"
         for (prefix, name), row in means[["crossing_rate", "batched_requests"]].mean().iterrows()
     )
-    others = "; ".join(
-        f"{name}: " + ", ".join(f"{spread[prefix][name]:.2f}" for prefix in PANELS) for name in spread.index
-    )
-    config = DEPLOYMENTS[MODEL]
-    drawn = paper.crossings("fig16", sweep.LEVEL)[PANELS[341]]["orca-oracle"]
+    by_name = {name: ", ".join(f"{spread[prefix][name]:.2f}" for prefix in PANELS) for name in spread.index}
+    others = "; ".join(f"{name}: {found}" for name, found in by_name.items())
+    config, drawn = DEPLOYMENTS[MODEL], paper.crossings("fig16", sweep.LEVEL)[PANELS[341]]["orca-oracle"]
     matrix_share = drawn * (341 + MEAN_TOKENS[0]) * config.model.flops_per_token / config.device.flops_per_s
     keys = {prefix: panel.replace("/", "-") for prefix, panel in PANELS.items()}
     ours = {key: long[prefix].mean() for prefix, key in keys.items()}
     ends = {key: [spread[prefix].min(), spread[prefix].max()] for prefix, key in keys.items()}
     facts = {"measured": measured, "others": others, "drawn": drawn, "matrix_share": matrix_share}
-    facts["seconds"] = params.sensitivity_seconds
+    facts |= {"seconds": params.sensitivity_seconds}
     return [
         Judgement("shared-system-prompt", int(rows["shared_prompt"]["blocks_of_prompt"].iloc[0]), "exact"),
         Judgement("fig16-shared-prefix", ours, "modelled", ends, facts=facts),

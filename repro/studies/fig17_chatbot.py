@@ -8,28 +8,19 @@ crossings are shown against that share, from conversations of two rounds to a si
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import model_validator
 
 from repro.engine.config import DEPLOYMENTS
 from repro.engine.errors import UserError
 from repro.engine.systems import system
-from repro.harness.experiment import Point
-from repro.report import paper
-from repro.report.claims import Judgement
 from repro.simulate.profiles import cost_model
 from repro.studies import sweep
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Point, Rows, Series, house, paper, plotting
 from repro.studies.common import Seeds, Systems
 from repro.workloads import Trace
 from repro.workloads.chatbot import PROMPT_LIMIT, chatbot_trace
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 TABLES = {"latency": ("system", "rate", "seed"), "crossing": ("system", "seed", "conversations", "assumption")}
 MODEL, PANEL = "opt-13b", "opt-13b/chatbot"
@@ -102,27 +93,23 @@ def full_prompts(trace: Trace) -> dict[str, float]:
     return {"full_prompts": float((trace.prompt_tokens == PROMPT_LIMIT).mean())}
 
 
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     latency, found = rows["latency"], rows["crossing"]
     titles = ["OPT-13B, chatbot", sweep.TITLE, "vLLM's rate over the Orcas'"]
     drawn = sweep.drawn("fig17", PANEL, params.systems)
-    with plotting.house():
-        figure, axes = plotting.panels(titles if params.crossings else titles[:1], width=3.9, height=3.2)
-        sweep.draw_curves(axes[0], latency, drawn)
-        if params.crossings:
-            _draw_shares(axes[1], found[found["assumption"] == DRAWN], drawn)
-            _draw_ratios(axes[2], found[found["conversations"] == STATED])
-        plotting.legend(figure, latency, with_paper=True)
-        full = f"{latency['full_prompts'].mean():.0%} of the curves' prompts are full"
-        plotting.footer(figure, latency, with_paper=True, note=f"Calibrated on {ANCHOR} of Fig. 12; {full}")
+    figure, axes = plotting.panels(titles if params.crossings else titles[:1], width=3.9, height=3.2)
+    sweep.draw_curves(axes[0], latency, drawn)
+    if params.crossings:
+        _draw_shares(axes[1], found[found["assumption"] == DRAWN], drawn)
+        _draw_ratios(axes[2], found[found["conversations"] == STATED])
+    plotting.legend(figure, latency, with_paper=True)
+    full = f"{latency['full_prompts'].mean():.0%} of the curves' prompts are full"
+    plotting.footer(figure, latency, with_paper=True, note=f"Calibrated on {ANCHOR} of Fig. 12; {full}")
     return {"fig17_chatbot": figure}
 
 
-def _draw_shares(axis: Axes, found: pd.DataFrame, drawn: Any) -> None:
-    from repro.report import plotting
-
+def _draw_shares(axis: Axes, found: DataFrame, drawn: Any) -> None:
     for name, style in plotting.styles(found["system"]).items():
         means = found[found["system"] == name].groupby("conversations")[["full_prompts", "crossing_rate"]].mean()
         means = means.sort_values("full_prompts")
@@ -144,9 +131,7 @@ def _draw_shares(axis: Axes, found: pd.DataFrame, drawn: Any) -> None:
     axis.set(xlabel="prompts of all 1024 tokens (%)", ylabel="request rate (req/s)", **limits)
 
 
-def _draw_ratios(axis: Axes, found: pd.DataFrame) -> None:
-    from repro.report import plotting
-
+def _draw_ratios(axis: Axes, found: DataFrame) -> None:
     looks = plotting.styles(name for name in found["system"] if name != "vllm")
     theirs = paper.crossings("fig17", sweep.LEVEL)[PANEL]
     for place, assumption in enumerate(ASSUMPTIONS):
@@ -171,7 +156,7 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     ratios = rates[orcas].rdiv(rates["vllm"], axis=0)
     by_seed = found[found["conversations"] == STATED].pivot(index="seed", columns="system", values="crossing_rate")
 
-    def apart(rates: pd.DataFrame) -> pd.Series:
+    def apart(rates: DataFrame) -> Series:
         return 100 * (rates[orcas].max(axis=1) / rates[orcas].min(axis=1) - 1)
 
     spans = "; ".join(

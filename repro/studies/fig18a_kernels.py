@@ -1,11 +1,5 @@
 """Fig. 18a: the time of the paged attention kernel, from rows recorded on a GPU. Nothing is measured here.
 
-The paper lays its kernel's time beside that of FasterTransformer's, which reads contiguous K and V: what paging costs,
-and what two programs differ by, in one number. Recorded are ours beside torch's own kernels on contiguous K and V (two
-programs again), and ours over permuted blocks beside ours over blocks in order. The last is one program, which looks
-its blocks up either way, so it tells the cost of scattered memory alone. The same kernels over more shapes show the
-fraction of the copy bandwidth, and what the block size changes.
-
 The study knows no kernel: it reads experiments/recorded, whose rows `python -m repro bench kernels` makes.
 """
 
@@ -13,25 +7,28 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from repro.bench import kept
 from repro.engine.errors import UserError
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report import paper
-from repro.report.claims import Judgement
+from repro.studies.base import (
+    Axes,
+    DataFrame,
+    Figure,
+    Judgement,
+    Parameters,
+    Point,
+    Rows,
+    house,
+    paper,
+    plotting,
+    where,
+)
 from repro.studies.common import about
 from repro.studies.fig18b_block_size import REFERENCE
 from repro.studies.measured import GREY, HOLLOW, Gpu, kernel_rows, powers_of_two
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 _SHAPE = ("heads", "dtype", "batch", "context", "block_size", "kernel", "launch")
 #: a table for each of the recorded benchmarks, by its name there
@@ -68,24 +65,18 @@ def recorded(path: Path, manifest: Path, evidence: str) -> dict[str, list[dict[s
     """Every recorded time (us) of a decode kernel, with its fraction of the copy bandwidth of that run."""
     device = json.loads(manifest.read_text(encoding="utf-8"))["device"]
     tables: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
-    for row in kernel_rows(path, evidence, *TABLES):
-        if not row["us"]:
-            continue  # a kernel that did not take a shape has a remark in place of a time
-        measured = {
-            "kernel": OURS[row["blocks"]] if row["contender"] == "ours" else row["contender"],
-            "batch": row["batch"],
-            "block_size": row["block_size"],
-            "microseconds": float(row["us"]),
-            "fraction_of_copy": float(row["fraction_of_copy"]),
-        }
-        named = {name: row[name] for name in ("heads", "dtype", "context", "launch")}
-        tables[row["benchmark"]].append(measured | named | about(evidence, device))
+    # A kernel that did not take a shape has a remark in place of a time.
+    for row in filter(itemgetter("us"), kernel_rows(path, evidence, *TABLES)):
+        kernel = OURS[row["blocks"]] if row["contender"] == "ours" else row["contender"]
+        times = {"microseconds": float(row["us"]), "fraction_of_copy": float(row["fraction_of_copy"])}
+        shape = {name: row[name] for name in _SHAPE if name != "kernel"}
+        tables[row["benchmark"]].append({"kernel": kernel, **shape, **times, **about(evidence, device)})
     return tables
 
 
-def paper_scale(rows: pd.DataFrame) -> pd.DataFrame:
+def paper_scale(rows: DataFrame) -> DataFrame:
     """us by (batch, context) and kernel at Fig. 18a's shapes, launched by a graph: the kernel alone."""
-    chosen = rows[rows["launch"] == "graph"].astype({"context": int})
+    chosen = where(rows, launch="graph").astype({"context": int})
     return chosen.pivot(index=["batch", "context"], columns="kernel", values="microseconds")
 
 
@@ -100,25 +91,23 @@ def paper_overhead(batch: int) -> dict[int, float]:
     return {context: 100 * (us / theirs[context] - 1) for context, us in paper_times("vllm", batch).items()}
 
 
-def overhead(times: pd.DataFrame, over: str) -> pd.Series:
+def _overhead(times: DataFrame, over: str) -> Any:
     """By how much ours over permuted blocks exceeds another kernel, in %."""
     return 100 * (times[PERMUTED] / times[over] - 1)
 
 
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
-    shapes = rows["decode"][rows["decode"]["dtype"] == params.dtype]
-    with plotting.house():
-        return {
-            "fig18a_kernels": _kernels(rows["fig18a"], plotting),
-            "fig18a_bandwidth": _bandwidth(shapes[shapes["kernel"] != IN_ORDER], plotting),
-            "fig18a_paging": _paging(shapes[shapes["kernel"].isin((PERMUTED, IN_ORDER))], plotting),
-            "fig18a_block_sizes": _block_sizes(rows["block_sizes"], plotting),
-        }
+    shapes = where(rows["decode"], dtype=params.dtype)
+    return {
+        "fig18a_kernels": _kernels(rows["fig18a"]),
+        "fig18a_bandwidth": _bandwidth(shapes[shapes["kernel"] != IN_ORDER]),
+        "fig18a_paging": _paging(shapes[shapes["kernel"].isin((PERMUTED, IN_ORDER))]),
+        "fig18a_block_sizes": _block_sizes(rows["block_sizes"]),
+    }
 
 
-def _kernels(rows: pd.DataFrame, plotting: Any) -> Figure:
+def _kernels(rows: DataFrame) -> Figure:
     titles = [*(f"Batch of {batch}" for batch in BATCHES), "Paged over contiguous"]
     figure, axes = plotting.panels(titles, width=4.0, height=3.5)
     times = paper_scale(rows)
@@ -132,23 +121,20 @@ def _kernels(rows: pd.DataFrame, plotting: Any) -> Figure:
             ours = times.loc[batch, kernel].loc[list(CONTEXTS)]
             axis.plot(CONTEXTS, ours, color=color, marker=marker, label=kernel, **look)
         axis.set(yscale="log", ylim=(5, 300), ylabel="us")
-        axis.set_yticks((5, 10, 20, 50, 100, 200), ("5", "10", "20", "50", "100", "200"))
-        axis.minorticks_off()
+        plotting.ticks(axis, (5, 10, 20, 50, 100, 200))
     _overheads(axes[-1], times)
     for axis in axes:
         powers_of_two(axis, CONTEXTS, "context (tokens)")
         axis.set_xlim(56, 295)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=9, handlelength=2.6)
-    note = (
-        "Levels differ by GPU and program; the right panel's pairs are of one run each. Blocks in order are "
-        "contiguous, but still looked up"
-    )
+    levels = "Levels differ by GPU and program; the right panel's pairs are of one run each"
+    note = f"{levels}. Blocks in order are contiguous, but still looked up"
     plotting.footer(figure, rows, with_paper=True, note=note)
     return figure
 
 
-def _overheads(axis: Axes, times: pd.DataFrame) -> None:
+def _overheads(axis: Axes, times: DataFrame) -> None:
     """Three pairs of kernels, each at both batches."""
     axis.axhline(0, color=GREY, linewidth=0.8)
     for batch, marker in zip(BATCHES, "os"):
@@ -157,12 +143,12 @@ def _overheads(axis: Axes, times: pd.DataFrame) -> None:
     for over, text in ((IN_ORDER, "ours over blocks in order"), (CUDNN, "ours over SDPA cuDNN")):
         for batch, marker in zip(BATCHES, "os"):
             look = dict(color=LOOKS[over][0], marker=marker, label=f"{text}, batch {batch}")
-            axis.plot(CONTEXTS, overhead(times, over)[batch].loc[list(CONTEXTS)], **look, **CLOCKED)
+            axis.plot(CONTEXTS, _overhead(times, over)[batch].loc[list(CONTEXTS)], **look, **CLOCKED)
     axis.set(ylabel="% more time", ylim=(-50, 95))
     axis.legend(fontsize=7.5, loc="upper right", frameon=True, framealpha=1.0, edgecolor="none")
 
 
-def _places(rows: pd.DataFrame) -> dict[tuple[int, str], float]:
+def _places(rows: DataFrame) -> dict[tuple[int, str], float]:
     """(batch, context) -> its place: by batch, then context, a gap between batches, ragged last."""
     places: dict[tuple[int, str], float] = {}
     equal = {shape for shape in zip(rows["batch"], rows["context"]) if shape[1] != "ragged"}
@@ -173,7 +159,7 @@ def _places(rows: pd.DataFrame) -> dict[tuple[int, str], float]:
     return places
 
 
-def _over_shapes(axis: Axes, rows: pd.DataFrame, y: str, kernel: str, places: dict[tuple[int, str], float]) -> None:
+def _over_shapes(axis: Axes, rows: DataFrame, y: str, kernel: str, places: dict[tuple[int, str], float]) -> None:
     """One line for each batch."""
     color, marker = LOOKS[kernel]
     for batch, group in rows.groupby("batch"):
@@ -190,14 +176,13 @@ def _name_shapes(axis: Axes, places: dict[tuple[int, str], float]) -> None:
     axis.set_xlabel("context (tokens)")
 
 
-def _bandwidth(rows: pd.DataFrame, plotting: Any) -> Figure:
+def _bandwidth(rows: DataFrame) -> Figure:
     figure, axes = plotting.panels(list(HEADS.values()), columns=1, width=9.0, height=3.0)
     places, looks = _places(rows), {kernel: look for kernel, look in LOOKS.items() if kernel in set(rows["kernel"])}
     for axis, heads in zip(axes, HEADS):
         axis.axhline(1, color=GREY, linewidth=0.8)
         for kernel in reversed(looks):  # ours on top
-            own = rows[(rows["heads"] == heads) & (rows["kernel"] == kernel)]
-            _over_shapes(axis, own, "fraction_of_copy", kernel, places)
+            _over_shapes(axis, where(rows, heads=heads, kernel=kernel), "fraction_of_copy", kernel, places)
         _name_shapes(axis, places)
         axis.set(ylabel="fraction of copy bandwidth", ylim=(0, 1.25))
     line = partial(plotting.Line2D, [], [], **CLOCKED)
@@ -208,37 +193,35 @@ def _bandwidth(rows: pd.DataFrame, plotting: Any) -> Figure:
     return figure
 
 
-def paging_cost(rows: pd.DataFrame) -> pd.DataFrame:
+def paging_cost(rows: DataFrame) -> DataFrame:
     """By heads, batch and context: both times (us), and the `percent` that permuted blocks take longer."""
     times = rows.pivot(index=["heads", "batch", "context"], columns="kernel", values="microseconds")
-    return times.assign(percent=overhead(times, IN_ORDER)).reset_index()
+    return times.assign(percent=_overhead(times, IN_ORDER)).reset_index()
 
 
-def _paging(rows: pd.DataFrame, plotting: Any) -> Figure:
+def _paging(rows: DataFrame) -> Figure:
     figure, axes = plotting.panels(list(HEADS.values()), columns=1, width=9.0, height=2.7, sharey=True)
     places, costs = _places(rows), paging_cost(rows)
     for axis, heads in zip(axes, HEADS):
         axis.axhline(0, color=GREY, linewidth=0.8)
-        _over_shapes(axis, costs[costs["heads"] == heads], "percent", PERMUTED, places)
+        _over_shapes(axis, where(costs, heads=heads), "percent", PERMUTED, places)
         _name_shapes(axis, places)
         axis.set_ylabel("% more time")
     low, high = axes[0].get_ylim()
     axes[0].set_ylim(low, high + 0.12 * (high - low))
     least = costs.loc[costs["percent"].idxmin()]
-    shape, times = (
-        f"{least['batch']} x {least['context']}",
-        f"{least[PERMUTED]:.1f} us against {least[IN_ORDER]:.1f} us",
-    )
+    shape = f"{least['batch']} x {least['context']}"
+    times = f"{least[PERMUTED]:.1f} us against {least[IN_ORDER]:.1f} us"
     note = f"{rows['dtype'].iloc[0]}, blocks of {REFERENCE}. The lowest, {shape}, is {times}"
     plotting.footer(figure, rows, note=note)
     return figure
 
 
-def _block_sizes(rows: pd.DataFrame, plotting: Any) -> Figure:
+def _block_sizes(rows: DataFrame) -> Figure:
     figure, axes = plotting.panels(list(HEADS.values()), width=4.6, height=3.1, sharey=True)
     for axis, heads in zip(axes, HEADS):
         axis.axhline(1, color=GREY, linewidth=0.8)
-        own = rows[rows["heads"] == heads].groupby(["batch", "context"], sort=False)
+        own = where(rows, heads=heads).groupby(["batch", "context"], sort=False)
         looks = zip(("#0072B2", "#E69F00", "#009E73", "#B04C8E"), "osD^")
         for ((batch, context), group), (color, marker) in zip(own, looks):
             times = group.set_index("block_size")["microseconds"].sort_index()
@@ -253,7 +236,7 @@ def _block_sizes(rows: pd.DataFrame, plotting: Any) -> Figure:
 
 def judge(rows: Rows, params: Params) -> list[Judgement]:
     times = paper_scale(rows["fig18a"])
-    cost = overhead(times, IN_ORDER)
+    cost = _overhead(times, IN_ORDER)
     less = 100 * (1 - times[PERMUTED] / times[[FLASH, CUDNN]].min(axis=1))
     theirs = {batch: paper_overhead(batch).values() for batch in BATCHES}
     said = ", ".join(f"{min(found):.0f} to {max(found):.0f} % at batch {batch}" for batch, found in theirs.items())

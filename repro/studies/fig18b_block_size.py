@@ -1,39 +1,31 @@
-"""Fig. 18b: how the block size changes latency, and its effects apart.
-
-Small blocks waste less of the pool: a sequence's last block is half empty on average. Large blocks are read and moved
-in longer pieces. What is wasted is replayed. How fast the attention kernel is at each block size must be measured: the
-rows are ours, recorded on a GPU (experiments/recorded), as the paper's kernel was measured with blocks of 16 only. What
-transfers cost is Fig. 19's matter. The last panels put waste and kernel together, end to end, on the A100 of 2023:
-where the recorded kernel is slower than with blocks of 16, it is slower by the same share of the time that Fig. 18a's
-kernel takes. (With larger blocks it differs by 1 % at most; that is left out.)
-"""
+"""Fig. 18b: how the block size changes latency, and its effects apart."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from pydantic import model_validator
+from typing import Any
 
 from repro.bench import kept
 from repro.engine.systems import system
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report import paper
-from repro.report.claims import Judgement
 from repro.simulate.metrics import UsageSamples
 from repro.simulate.profiles import cost_model
 from repro.simulate.serve import serve
-from repro.studies.common import BlockSizes, Positive, Seeds, about, check_serving, deployment_of, trace_of
+from repro.studies.base import (
+    Axes,
+    DataFrame,
+    Figure,
+    Judgement,
+    Parameters,
+    Point,
+    Rows,
+    house,
+    paper,
+    plotting,
+    where,
+)
+from repro.studies.common import WORKLOAD_LABEL, Positive, Seeds, ServingBlockSizes, about, deployment_of, trace_of
 from repro.studies.measured import HOLLOW, GpuOrNone, kernel_rows, modelled_curve, powers_of_two, together
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 TABLES = {"kernel": ("block_size",), "served": ("workload", "effects", "block_size", "seed")}
 REFERENCE = 16  # tokens: the block size of Fig. 1 and Fig. 12, on which the cost model is calibrated
@@ -45,17 +37,11 @@ WASTE, BOTH = "last-block waste", "waste and kernel"
 class Params(Parameters):
     rate_sharegpt: Positive
     rate_alpaca: Positive
-    block_sizes: BlockSizes
+    block_sizes: ServingBlockSizes
     duration_s: Positive
     seeds: Seeds
     gpu: GpuOrNone
     lengths: str | None
-
-    @model_validator(mode="after")
-    def _hold_a_request(self) -> Params:
-        for size in self.block_sizes:
-            check_serving("opt-13b", "a100-2023", size, None)
-        return self
 
     @property
     def rates(self) -> dict[str, float]:
@@ -90,12 +76,11 @@ def kernel_times(path: Path, evidence: str) -> list[dict[str, Any]]:
 
 
 def served_with(
-    workload: str, rate: float, duration_s: float, block_size: int, kernel: float | None, seed: int, lengths: str | None
+    workload: str, rate: float, block_size: int, kernel: float | None, duration_s: float, **traced: Any
 ) -> dict[str, Any]:
     """Mean normalized latency (s/token) and the mean share of slots (%) in last blocks that hold no token. `kernel` is
-    its time over that with blocks of 16; None leaves the kernel out."""
-    deployment = deployment_of("opt-13b")
-    trace = trace_of(workload, rate, duration_s, seed, lengths)
+    its time over that with blocks of 16; None leaves the kernel out. `traced` are the trace's seed and lengths."""
+    deployment, trace = deployment_of("opt-13b"), trace_of(workload, rate, duration_s, **traced)
     costs = cost_model("a100-2023", deployment, block_size, anchor=f"opt-13b/{workload}")
     # What reading K/V takes by Fig. 18a; as Fig. 1's slope already holds it for blocks of 16, only the difference is
     # added.
@@ -108,48 +93,44 @@ def served_with(
         "rate": rate,
         "block_size": block_size,
         "effects": BOTH if kernel else WASTE,
-        **about("modelled", costs.name, seed, trace),
+        **about("modelled", costs.name, traced["seed"], trace),
         "latency_s_per_token": served.latency_s_per_token,
         "wasted": 100 * (usage.mean("reserved") + usage.mean("internal")),
     }
 
 
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     kernel, served = rows["kernel"], rows["served"]
-    panels = {
-        "sharegpt": f"ShareGPT, {params.rate_sharegpt:g} req/s",
-        "alpaca": f"Alpaca, {params.rate_alpaca:g} req/s",
-    }
-    titles = ["Last-block waste", "Attention kernel", *panels.values()]
-    with plotting.house():
-        figure, axes = plotting.panels(titles, columns=2, width=4.6, height=2.8)
-        series = served[served["effects"] == WASTE].groupby("workload", sort=False)
-        for color, (workload, group) in zip(("#0072B2", "#E69F00"), series):
-            waste = group.groupby("block_size")["wasted"].mean()
-            look = dict(color=color, linestyle=(0, (5, 1.5, 1, 1.5)), markersize=4, label=workload)
-            axes[0].plot(waste.index, waste, "o", **look)
-        axes[0].set(ylabel="slots without a token (%)", ylim=(0, None))
-        axes[0].legend(fontsize=8)
-        if len(kernel):
-            look = dict(color="#117733", markeredgecolor="black", markersize=5)
-            axes[1].plot(kernel["block_size"], kernel["relative"], "o-", **look)
-            corner = dict(xycoords="axes fraction", ha="right", va="top")
-            axes[1].annotate(f"{kernel['device'].iloc[0]}, recorded", (0.98, 0.95), fontsize=8, **corner)
-        axes[1].set(ylabel=f"time over blocks of {REFERENCE}", ylim=(0, 1.3))
-        for axis, workload in zip(axes[2:], panels):
-            _draw_latency(axis, served[served["workload"] == workload], paper.points("fig18b", workload))
-        for axis in axes:
-            powers_of_two(axis, params.block_sizes)
-        plotting.footer(figure, together(kernel, served), with_paper=True)
+    titles = [f"{WORKLOAD_LABEL[workload]}, {rate:g} req/s" for workload, rate in params.rates.items()]
+    titles = ["Last-block waste", "Attention kernel", *titles]
+    figure, axes = plotting.panels(titles, columns=2, width=4.6, height=2.8)
+    series = where(served, effects=WASTE).groupby("workload", sort=False)
+    for color, (workload, group) in zip(("#0072B2", "#E69F00"), series):
+        waste = group.groupby("block_size")["wasted"].mean()
+        look = dict(color=color, linestyle=(0, (5, 1.5, 1, 1.5)), markersize=4, label=workload)
+        axes[0].plot(waste.index, waste, "o", **look)
+    axes[0].set(ylabel="slots without a token (%)", ylim=(0, None))
+    axes[0].legend(fontsize=8)
+    if len(kernel):
+        look = dict(color="#117733", markeredgecolor="black", markersize=5)
+        axes[1].plot(kernel["block_size"], kernel["relative"], "o-", **look)
+        corner = dict(xycoords="axes fraction", ha="right", va="top")
+        axes[1].annotate(f"{kernel['device'].iloc[0]}, recorded", (0.98, 0.95), fontsize=8, **corner)
+    axes[1].set(ylabel=f"time over blocks of {REFERENCE}", ylim=(0, 1.3))
+    for axis, workload in zip(axes[2:], params.rates):
+        _draw_latency(axis, where(served, workload=workload), paper.points("fig18b", workload))
+    for axis in axes:
+        powers_of_two(axis, params.block_sizes)
+    plotting.footer(figure, together(kernel, served), with_paper=True)
     return {"fig18b_block_size": figure}
 
 
-def _draw_latency(axis: Axes, rows: pd.DataFrame, drawn: list[tuple[float, float]]) -> None:
+def _draw_latency(axis: Axes, rows: DataFrame, drawn: list[tuple[float, float]]) -> None:
     axis.plot(*zip(*drawn), "o", color="#0072B2", label="the paper", **HOLLOW)
     for (effects, group), color, marker in zip(rows.groupby("effects", sort=False), ("#0072B2", "#117733"), "os"):
-        modelled_curve(axis, group, "latency_s_per_token", color, marker, effects)
+        look = dict(color=color, marker=marker, label=effects)
+        modelled_curve(axis, group, "block_size", "latency_s_per_token", **look)
     axis.set(ylabel="normalized latency (s/token)", yscale="log")
     axis.legend(fontsize=8)
 

@@ -9,20 +9,14 @@ moves all blocks. The paper has latencies at a rate, on another card.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from repro.bench import kept
-from repro.harness.experiment import Point
 from repro.harness.tables import ABOUT
-from repro.report.claims import Judgement
 from repro.studies import measured as shared
-from repro.studies.measured import INTERVAL, WORKLOADS, Measured
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
+from repro.studies.base import DataFrame, Figure, Judgement, Point, Rows, house, plotting
+from repro.studies.common import WORKLOAD_LABEL
+from repro.studies.measured import INTERVAL, Measured
 
 TABLES = {"blocks": ("workload", "way", "block_size")}
 #: series -> label, colour, marker
@@ -48,34 +42,32 @@ def measured(path: Path, evidence: str) -> list[dict[str, Any]]:
     return [{"way": row["preemption"] or "by_group", **shared.columns(row, COLUMNS)} for row in found]
 
 
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     runs = rows["blocks"]
     sizes = sorted(set(runs["block_size"]))
-    with plotting.house():
-        figure, axes = plotting.panels([*WORKLOADS.values(), "Token states in the pool"], width=3.9, height=3.1)
-        for (workload, way), group in runs.groupby(["workload", "way"], sort=False):
-            label, color, marker = LOOKS[workload, way]
-            look = dict(color=color, marker=marker, label=label)
-            # A size that was not measured leaves a gap in its line.
-            means = group.groupby("block_size")[list(DRAWN)].mean().reindex(sizes)
-            rate, low, high, held = (means[name] for name in DRAWN)
-            axes[list(WORKLOADS).index(workload)].errorbar(sizes, rate, [rate - low, high - rate], capsize=2.5, **look)
-            axes[2].plot(sizes, 100 * held, **look)
-        for axis in axes:
-            axis.set(xscale="log", xlabel="block size (tokens)", ylim=(0, None))
-            axis.set_xticks(sizes, [f"{size:g}" for size in sizes])
-            axis.minorticks_off()
-            if len(axis.get_legend_handles_labels()[0]) > 1:
-                axis.legend(fontsize=8.5)
-            shared.label_rates(axis)
-        axes[2].set_ylabel("% of the K/V pool")
-        plotting.footer(figure, runs, note=shared.steadiness(runs, "{workload} {way} {block_size}"))
+    figure, axes = plotting.panels([*WORKLOAD_LABEL.values(), "Token states in the pool"], width=3.9, height=3.1)
+    for (workload, way), group in runs.groupby(["workload", "way"], sort=False):
+        label, color, marker = LOOKS[workload, way]
+        look = dict(color=color, marker=marker, label=label)
+        # A size that was not measured leaves a gap in its line.
+        means = group.groupby("block_size")[list(DRAWN)].mean().reindex(sizes)
+        rate, low, high, held = (means[name] for name in DRAWN)
+        axes[list(WORKLOAD_LABEL).index(workload)].errorbar(sizes, rate, [rate - low, high - rate], capsize=2.5, **look)
+        axes[2].plot(sizes, 100 * held, **look)
+    for axis in axes:
+        axis.set(xscale="log", xlabel="block size (tokens)", ylim=(0, None))
+        axis.set_xticks(sizes, [f"{size:g}" for size in sizes])
+        axis.minorticks_off()
+        if len(axis.get_legend_handles_labels()[0]) > 1:
+            axis.legend(fontsize=8.5)
+        shared.label_rates(axis)
+    axes[2].set_ylabel("% of the K/V pool")
+    plotting.footer(figure, runs, note=shared.steadiness(runs, "{workload} {way} {block_size}"))
     return {"fig18b_measured": figure}
 
 
-def between_ways(rows: pd.DataFrame) -> dict[int, float]:
+def between_ways(rows: DataFrame) -> dict[int, float]:
     """block size -> by how much swapping delivers more than recomputing on ShareGPT, in %."""
     means = rows[rows["workload"] == "sharegpt"].groupby(["block_size", "way"])["tokens_per_s"].mean()
     rates = means.unstack().reindex(columns=["swap", "recompute"])

@@ -1,43 +1,33 @@
-"""Fig. 19: what swapping and recomputing a preempted request cost, alone and end to end.
-
-Alone (a): 256 tokens of one sequence of OPT-13B. Swapping moves 256/B blocks out and in again; each costs its bytes at
-the link's rate and a fixed amount. Both numbers are read off this figure (repro/simulate/a100-2023.yaml: calibrations),
-so the swap curves only show how well two numbers describe them. Recomputing is one pass over the tokens, whatever the
-block size. Beside them is drawn what was recorded on a newer GPU (experiments/recorded): swaps with a copy a block and
-layer, as was done in 2023, and with one launch for all, and recomputation by the whole engine.
-
-End to end (b): vLLM serves ShareGPT and drives requests out when blocks run short, always one way or always the other.
-The model knows last-block waste and the cost of transfers, not how efficient the attention kernel is at each block size
-(see Fig. 18b).
-"""
+"""Fig. 19: what swapping and recomputing a preempted request cost, alone and end to end."""
 
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from pydantic import model_validator
+from typing import Any
 
 from repro.bench import kept
 from repro.engine.config import GB
 from repro.engine.scheduler import PreemptionMode
 from repro.engine.systems import system
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report import paper
-from repro.report.claims import Judgement
 from repro.simulate.profiles import a100_2023, cost_model
 from repro.simulate.serve import serve
-from repro.studies.common import BlockSizes, Positive, Rates, Seeds, about, check_serving, deployment_of, trace_of
+from repro.studies.base import (
+    Axes,
+    DataFrame,
+    Figure,
+    Judgement,
+    Parameters,
+    Point,
+    Rows,
+    house,
+    paper,
+    plotting,
+    where,
+)
+from repro.studies.common import Positive, Rates, Seeds, ServingBlockSizes, about, deployment_of, trace_of
 from repro.studies.measured import HOLLOW, GpuOrNone, kernel_rows, modelled_curve, powers_of_two, runs, together
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 _ALONE = ("way", "block_size")
 TABLES = {"alone": _ALONE, "recorded": _ALONE, "end_to_end": ("rate", *_ALONE, "seed")}
@@ -68,17 +58,11 @@ LOOKS = {
 
 class Params(Parameters):
     rates: Rates
-    block_sizes: BlockSizes
+    block_sizes: ServingBlockSizes
     duration_s: Positive
     seeds: Seeds
     gpu: GpuOrNone
     lengths: str | None
-
-    @model_validator(mode="after")
-    def _hold_a_request(self) -> Params:
-        for size in self.block_sizes:
-            check_serving("opt-13b", "a100-2023", size, None)
-        return self
 
 
 def points(params: Params) -> list[Point]:
@@ -120,11 +104,10 @@ def alone() -> list[dict[str, Any]]:
 
 def recorded_swaps(path: Path, evidence: str) -> list[dict[str, Any]]:
     """Recorded milliseconds to swap 256 tokens of OPT-13B's shape out and in again."""
-    found: dict[tuple[str, int], float] = {}
     rows = [row for row in kernel_rows(path, evidence, "swap") if row["tokens"] == TOKENS]
+    found: dict[tuple[str, int], float] = defaultdict(float)
     for row in rows:
-        key = row["contender"], row["block_size"]
-        found[key] = found.get(key, 0.0) + float(row["us"]) / 1e3
+        found[row["contender"], row["block_size"]] += float(row["us"]) / 1e3
     return [_row(way, size, value, evidence, rows[0]["device"]) for (way, size), value in sorted(found.items())]
 
 
@@ -135,61 +118,57 @@ def recorded_recomputations(path: Path, evidence: str) -> list[dict[str, Any]]:
     return [_row(RECOMPUTE, row["block_size"], 1e3 * row["seconds"], evidence, row["device"]) for row in rows]
 
 
-def end_to_end(
-    mode: str, rate: float, block_size: int, duration_s: float, seed: int, lengths: str | None
-) -> dict[str, Any]:
-    """Mean normalized latency (s/token) of vLLM with one way of preemption."""
-    deployment = deployment_of("opt-13b")
-    trace = trace_of("sharegpt", rate, duration_s, seed, lengths)
+def end_to_end(mode: str, rate: float, block_size: int, **traced: Any) -> dict[str, Any]:
+    """Mean normalized latency (s/token) of vLLM with one way of preemption; `traced` are the trace's duration, seed and
+    lengths."""
+    deployment, trace = deployment_of("opt-13b"), trace_of("sharegpt", rate, **traced)
     costs = cost_model("a100-2023", deployment, block_size, anchor="opt-13b/sharegpt")
     served = serve(system("vllm").with_scheduler(preemption=MODES[mode]), deployment, trace, costs, block_size)
     return {
         "way": mode,
         "rate": rate,
         "block_size": block_size,
-        **about("modelled", costs.name, seed, trace),
+        **about("modelled", costs.name, traced["seed"], trace),
         "latency_s_per_token": served.latency_s_per_token,
         "preemptions": served.engine.scheduler.num_preemptions,
     }
 
 
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     recorded, serving = rows["recorded"], rows["end_to_end"]
     titles = [f"(a) {TOKENS} tokens alone", *(f"(b) ShareGPT, {rate:g} req/s" for rate in params.rates)]
-    with plotting.house():
-        figure, axes = plotting.panels(titles, width=4.0, height=3.2)
-        _draw_curves(axes[0], rows["alone"], "milliseconds", "fig19a")
-        for way, group in recorded.groupby("way"):
-            label, marker, color = RECORDED[way]
-            look = dict(color=color, linestyle="-", markeredgecolor="black", markersize=5)
-            label = f"{group['evidence'].iloc[0]}: {label}"
-            axes[0].plot(group["block_size"], group["milliseconds"], marker, label=label, **look)
-        axes[0].set(ylabel="ms", yscale="log", ylim=(3, 10000))
-        axes[0].legend(fontsize=7, ncols=2, loc="upper center", handlelength=1.8, columnspacing=1.0)
-        for axis, rate in zip(axes[1:], params.rates):
-            drawn = "fig19b" if rate == PAPER_RATE else None
-            _draw_curves(axis, serving[serving["rate"] == rate], "latency_s_per_token", drawn)
-            axis.set(ylabel="normalized latency (s/token)", yscale="log")
-        note = "(a): swapping is calibrated on these very points"
-        plotting.footer(figure, together(recorded, serving), with_paper=True, note=note)
+    figure, axes = plotting.panels(titles, width=4.0, height=3.2)
+    _draw_curves(axes[0], rows["alone"], "milliseconds", "fig19a")
+    for way, group in recorded.groupby("way"):
+        label, marker, color = RECORDED[way]
+        look = dict(color=color, linestyle="-", markeredgecolor="black", markersize=5)
+        label = f"{group['evidence'].iloc[0]}: {label}"
+        axes[0].plot(group["block_size"], group["milliseconds"], marker, label=label, **look)
+    axes[0].set(ylabel="ms", yscale="log", ylim=(3, 10000))
+    axes[0].legend(fontsize=7, ncols=2, loc="upper center", handlelength=1.8, columnspacing=1.0)
+    for axis, rate in zip(axes[1:], params.rates):
+        drawn = "fig19b" if rate == PAPER_RATE else None
+        _draw_curves(axis, where(serving, rate=rate), "latency_s_per_token", drawn)
+        axis.set(ylabel="normalized latency (s/token)", yscale="log")
+    note = "(a): swapping is calibrated on these very points"
+    plotting.footer(figure, together(recorded, serving), with_paper=True, note=note)
     return {"fig19_preemption": figure}
 
 
-def _draw_curves(axis: Axes, rows: pd.DataFrame, y: str, drawn: str | None) -> None:
+def _draw_curves(axis: Axes, rows: DataFrame, y: str, drawn: str | None) -> None:
     for way, group in rows.groupby("way", sort=False):
         color, marker = LOOKS[way]
-        modelled_curve(axis, group, y, color, marker, way)
+        modelled_curve(axis, group, "block_size", y, color=color, marker=marker, label=way)
         if drawn:
             axis.plot(*zip(*paper.points(drawn, way)), color=color, marker=marker, **HOLLOW)
     powers_of_two(axis, sorted(set(rows["block_size"]) | {size for size in BLOCK_SIZES if drawn}))
     axis.legend(fontsize=8)
 
 
-def differences(rows: pd.DataFrame, rate: float) -> dict[int, float]:
+def differences(rows: DataFrame, rate: float) -> dict[int, float]:
     """block size -> by how much the slower way's mean latency exceeds the other's end to end, in %."""
-    means = rows[rows["rate"] == rate].groupby(["block_size", "way"])["latency_s_per_token"].mean().unstack()
+    means = where(rows, rate=rate).groupby(["block_size", "way"])["latency_s_per_token"].mean().unstack()
     return {size: 100 * (row.max() / row.min() - 1) for size, row in means.iterrows()}
 
 
@@ -210,7 +189,7 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     ]
 
 
-def judge_shapes(rows: pd.DataFrame) -> list[Judgement]:
+def judge_shapes(rows: DataFrame) -> list[Judgement]:
     """The shapes of the curves alone, as recorded; the modelled ones are flat and falling by construction."""
     if rows.empty:
         return []

@@ -9,19 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import AfterValidator
 
 from repro.bench import kept
-from repro.harness.parameters import Parameters
+from repro.studies.base import Axes, DataFrame, Parameters
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-
-WORKLOADS = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}
 #: useful output tokens/s of a run: the mean, and the ends of its 95 % interval
 INTERVAL = ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")
 GREY = "#888888"
@@ -71,7 +66,7 @@ def kernel_rows(path: Path, evidence: str, *benchmarks: str) -> list[dict[str, A
     return [row for row in kept.read(path, evidence) if row["benchmark"] in benchmarks]
 
 
-def multiple_of(rows: pd.DataFrame, name: str) -> tuple[float, float] | None:
+def multiple_of(rows: DataFrame, name: str) -> tuple[float, float] | None:
     """How many times a system's throughput vLLM delivers, and by how much that may be off if the intervals of both runs
     are independent; None if one of the two is not there."""
     means = rows.groupby("system")[["tokens_per_s", "tokens_per_s_high"]].mean().reindex(["vllm", name])
@@ -82,20 +77,20 @@ def multiple_of(rows: pd.DataFrame, name: str) -> tuple[float, float] | None:
     return float(ratio), float(ratio * np.hypot(*off))
 
 
-def together(*tables: pd.DataFrame) -> pd.DataFrame:
+def together(*tables: DataFrame) -> DataFrame:
     """The rows of several tables, of which some may be empty."""
     import pandas as pd
 
     return pd.concat([table for table in tables if len(table)])
 
 
-def steadiness(rows: pd.DataFrame, named: str) -> str:
+def steadiness(rows: DataFrame, named: str) -> str:
     """Which runs are not steady, in words; `named` is how a run is named."""
     other = [named.format_map(row) for _, row in rows[rows["mark"] != "steady"].iterrows()]
     return f"Not steady: {', '.join(other)}" if other else "All runs are steady"
 
 
-def throughput_bar(axis: Axes, rows: pd.DataFrame, x: float, width: float, **look: Any) -> float:
+def throughput_bar(axis: Axes, rows: DataFrame, x: float, width: float, **look: Any) -> float:
     """A bar for one system's runs, with its interval; returns their mean."""
     mean, low, high = (rows[name].mean() for name in INTERVAL)
     axis.bar(x, mean, width, edgecolor="black", linewidth=0.8, **look)
@@ -108,12 +103,11 @@ def above(axis: Axes, text: str, x: float, y: float, points: float = 2, **look: 
     axis.annotate(text, (x, y), (0, points), textcoords="offset points", ha="center", **look)
 
 
-def modelled_curve(axis: Axes, rows: pd.DataFrame, y: str, color: str, marker: str, label: str) -> None:
-    """Means over the seeds at each block size, with a band from the least to the most."""
-    spread = rows.groupby("block_size")[y].agg(["mean", "min", "max"])
-    axis.fill_between(spread.index, spread["min"], spread["max"], color=color, alpha=0.18, linewidth=0)
-    look = dict(color=color, marker=marker, linestyle=(0, (4, 1.5)), markersize=4)
-    axis.plot(spread.index, spread["mean"], label=label, **look)
+def modelled_curve(axis: Axes, rows: DataFrame, x: str, y: str, **look: Any) -> None:
+    """Means over the seeds at each x, with a band from the least to the most."""
+    spread = rows.groupby(x)[y].agg(["mean", "min", "max"])
+    axis.fill_between(spread.index, spread["min"], spread["max"], color=look["color"], alpha=0.18, linewidth=0)
+    axis.plot(spread.index, spread["mean"], linestyle=(0, (4, 1.5)), markersize=4, **look)
 
 
 def not_measured(axis: Axes) -> None:
@@ -127,9 +121,9 @@ def label_rates(axis: Axes) -> None:
     axis.yaxis.set_major_formatter("{x:,.0f}")
 
 
-def powers_of_two(axis: Axes, values: Iterable[int], label: str = "block size (tokens)") -> None:
+def powers_of_two(axis: Axes, values: Iterable[float], label: str = "block size (tokens)") -> None:
     """A logarithmic axis with a tick at each value."""
     ticks = list(values)
     axis.set_xscale("log", base=2)
-    axis.set_xticks(ticks, list(map(str, ticks)))
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.set_xlabel(label)

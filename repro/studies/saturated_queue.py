@@ -1,54 +1,24 @@
 """A queue that never empties: how many sequences contiguous and paged memory hold, step by step.
 
 An article that explains PagedAttention does this with an interactive simulator and prints what it shows. It prints less
-than it takes to repeat that, so ours stands on ONE set of assumptions, the same for all setups and chosen as the
-roundest that agree with what is printed, not for the best agreement:
-
-- Printed: 405,239 slots of 144 KiB, at most 128 sequences, outputs of 256 tokens on average, declared max_tokens of
-  2048, a system prompt of 1,000 tokens, chunks rounded up to powers of two (except for the oracle), windows of 2,000
-  steps.
-- Prompts are uniform from 1,000 to 7,000 tokens. The mean of about 4,000 follows from the 95 sequences that paging
-  holds; none can be shorter than the system prompt that they begin with; a round maximum does the rest.
-- Outputs are uniform from 1 to 511 tokens (a spread of 100 %); with spread 0 all have 256. A server stops at the
-declared max_tokens.
-- Contiguous chunks are cut from the first free run that is long enough, in single slots. Paging keeps no watermark (as
-vLLM V1).
-- A step gives each running sequence a token. A prompt takes no step of its own. First come, first served; out of
-  blocks, the newest is driven out and recomputed, with the tokens that it has.
-- The first 512 steps, in which what began together ends, do not count.
-
-Other prompts of the same mean were tried. Tokens a step with 2048 and with 256 declared (printed 43.7 and 60.0; as
-above 42.9 and 63.6): uniform from 0 to 8,000 40.9 and 65.7, from 2,000 to 6,000 48.5 and 62.0; log-normal with a
-deviation of half the mean 43.6 and 60.3; normal with 0.4 of it 44.8 and 61.1; 1,000 and an exponential rest 43.0 and
-61.5. Each of them misses another printed number by more than 5 %. The shape of the outputs, block sizes, paging and
-sharing change little.
-
-Everything is counted in steps of the real scheduler and managers; no time occurs.
+than it takes to repeat that, so ours stands on one set of assumptions, the same for all setups and stated in
+experiments/saturated_queue.yaml. Everything is counted in steps of the real scheduler and managers; no time occurs.
 """
 
 from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from repro.bench import kept
 from repro.engine.errors import UserError
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report.claims import Judgement
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting
 from repro.studies.common import Count, Seeds, about
 from repro.studies.measured import GpuOrNone, above, kernel_rows
 from repro.studies.saturated import SETUPS, Load, head_of_queue, replay
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 TABLES = {"replay": ("setup", "seed"), "head": ("seed", "step"), "kernel": ("device",)}
 COLORS = {"contiguous": "#D55E00", "oracle": "#009E73", "paged": "#0072B2"}
@@ -129,35 +99,31 @@ def kernel(path: Path, evidence: str) -> dict[str, Any]:
     return {**about(evidence, device), "speed": min(time["in order"] / time["permuted"] for time in times.values())}
 
 
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     replays = rows["replay"]
     printed = {name: {"token states": found[1]} for name, found in PRINTED.items() if len(found) > 1}
-    with plotting.house():
-        titles = ["Where the slots are", "Tokens a step"]
-        figure, axes = plotting.panels(titles, columns=1, width=11.0, height=3.3, sharex=True)
-        plotting.memory_bars(axes[0], replays, by="setup", paper=printed)
-        axes[0].set_ylabel("% of the slots")
-        _throughput(axes[1], replays)
-        plotting.memory_legend(figure)
-        note = (
-            "Hollow: as the explainer prints it. In brackets: declared max_tokens (2048 where none is given), or what "
-            "differs"
-        )
-        plotting.footer(figure, replays, note=note)
-        return {"saturated_queue": figure, "saturated_queue_fragmentation": _fragmentation(rows["head"], plotting)}
+    titles = ["Where the slots are", "Tokens a step"]
+    figure, axes = plotting.panels(titles, columns=1, width=11.0, height=3.3, sharex=True)
+    plotting.memory_bars(axes[0], replays, by="setup", paper=printed)
+    axes[0].set_ylabel("% of the slots")
+    _throughput(axes[1], replays)
+    plotting.memory_legend(figure)
+    note = (
+        "Hollow: as the explainer prints it. In brackets: declared max_tokens (2048 where none is given), or what "
+        "differs"
+    )
+    plotting.footer(figure, replays, note=note)
+    return {"saturated_queue": figure, "saturated_queue_fragmentation": _fragmentation(rows["head"])}
 
 
-def _throughput(axis: Axes, rows: pd.DataFrame) -> None:
-    """Tokens a step: mean over the seeds with a whisker from the least to the most, the printed number hollow beside
-    it."""
+def _throughput(axis: Axes, rows: DataFrame) -> None:
+    """Tokens a step, the printed number hollow beside ours."""
     for place, (name, group) in enumerate(rows.groupby("setup", sort=False)):
         color, values = COLORS[group["memory"].iloc[0]], group["tokens_per_step"]
         x, mean = place - 0.21, values.mean()
         axis.bar(x, mean, 0.39, color=color, alpha=0.75)
-        ends = [[mean - values.min()], [values.max() - mean]]
-        axis.errorbar(x, mean, ends, color="black", linewidth=1, capsize=2.5)
+        plotting.whisker(axis, x, values)
         above(axis, f"{mean:.1f}", x, values.max(), fontsize=8)
         if name in PRINTED:
             x, value = place + 0.21, PRINTED[name][0]
@@ -167,7 +133,7 @@ def _throughput(axis: Axes, rows: pd.DataFrame) -> None:
     axis.grid(axis="x", visible=False)
 
 
-def _fragmentation(rows: pd.DataFrame, plotting: Any) -> Figure:
+def _fragmentation(rows: DataFrame) -> Figure:
     figure, (axis,) = plotting.panels(["Oracle, outputs of 1 to 511 tokens"], width=8.0, height=3.0)
     step, needed, largest = (rows[name] for name in ("step", "needed", "largest_run"))
     looks = {
@@ -180,9 +146,7 @@ def _fragmentation(rows: pd.DataFrame, plotting: Any) -> Figure:
     shade = dict(color=looks["needed"][0], alpha=0.12, linewidth=0)
     axis.fill_between(step, largest, needed, where=largest < needed, step="post", **shade)
     axis.set(xlabel="step", ylabel="slots", yscale="log")
-    ticks = (1000, 2000, 5000, 10_000, 20_000, 50_000)
-    axis.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
-    axis.minorticks_off()
+    plotting.ticks(axis, (1000, 2000, 5000, 10_000, 20_000, 50_000))
     figure.legend(loc="outside upper center", ncols=3, fontsize=9)
     plotting.footer(figure, rows, note="Shaded: the next request does not fit")
     return figure
@@ -196,13 +160,11 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     equal, paged = "paged (equal outputs)", tokens["paged"]
     stuck = queue[(queue["largest_run"] < queue["needed"]) & (queue["needed"] <= queue["free_slots"])]
     first = stuck.sort_values("free_slots", kind="stable").head(1).to_dict("records")
-    moment = (
-        "Step {step:.0f}: {needed:,.0f} slots needed, {free_slots:,.0f} free, the largest piece {largest_run:,.0f}."
-    )
+    text = "Step {step:.0f}: {needed:,.0f} slots needed, {free_slots:,.0f} free, the largest piece {largest_run:,.0f}."
     facts = {
         "where": f"{LENGTHS}: ours, for all of these claims; {len(params.seeds)} seeds.",
         "sequences": paged,
-        "stuck": "".join(moment.format(**step) for step in first),
+        "stuck": "".join(text.format(**step) for step in first),
     }
 
     def said(claim_id: str, ours: Any, interval: Any = None) -> Judgement:

@@ -5,10 +5,6 @@ On one machine the durations of steps are measured once, on a grid (`repro.bench
 scheduler and memory managers run in virtual time with those durations, and every run that was measured there is
 predicted: same trace, same window, same counting. Nothing is fitted to a run; docs/fidelity.md names the one choice
 that was made after runs had been predicted.
-
-Two machines: the GPU whose rows are kept (see `repro.bench.kept`), as far as its grid is measured, and the CPU at hand
-with a small model, measured now. A CPU that other work shares is a poor clock; the interval of each run says how
-poor.
 """
 
 from __future__ import annotations
@@ -19,23 +15,16 @@ from typing import TYPE_CHECKING, Any
 from pydantic import model_validator
 
 from repro.bench import kept
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
 from repro.harness.tables import ABOUT
-from repro.report.claims import Judgement
 from repro.simulate.load import Load, predict
 from repro.simulate.step_times import StepTimes
 from repro.studies import measured
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, Series, house, plotting
 from repro.studies.common import Positive, Seed, Systems, deployment_of
 from repro.studies.fig12_measured import METRICS
 from repro.studies.measured import GREY, INTERVAL, Gpu
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
     from repro.report.plotting import Style
 
 TABLES = {"runs": ("machine", "workload", "kind", "system", "n", "multiple", "world")}
@@ -135,14 +124,14 @@ def _model(name: str) -> Any:
     return models.from_config(config, "a tiny LLaMA")
 
 
-def errors(runs: pd.DataFrame) -> pd.DataFrame:
+def errors(runs: DataFrame) -> DataFrame:
     """By how much each prediction exceeds its measurement, in %: one row a run, a column for each of QUANTITIES."""
     runs = runs.assign(multiple=runs["multiple"].fillna(1.0)).set_index([*TABLES["runs"]])[list(QUANTITIES)]
     real, simulated = (runs.astype(float).xs(world, level="world") for world in ("real", "simulated"))
     return 100 * (simulated / real - 1)
 
 
-def _typical(found: pd.DataFrame) -> dict[str, str]:
+def _typical(found: DataFrame) -> dict[str, str]:
     """quantity -> its median error in words. Below saturation arrivals decide the throughput, so saturated runs alone
     say how well it is predicted."""
     full = found[found.index.get_level_values("kind") == "saturated"]
@@ -154,30 +143,26 @@ def _typical(found: pd.DataFrame) -> dict[str, str]:
     }
 
 
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     runs, looks = rows["runs"], plotting.styles(rows["runs"]["system"])
     on_gpu = runs[~runs["machine"].str.startswith("CPU")]
     typical = _typical(errors(on_gpu)) if len(on_gpu) else {}
     real, simulated = (runs[runs["world"] == world].reset_index(drop=True) for world in ("real", "simulated"))
-    with plotting.house():
-        figure, axes = plotting.panels([label for label, _ in QUANTITIES.values()], columns=4, width=3.1, height=2.9)
-        for axis, (name, (_, logarithmic)) in zip(axes, QUANTITIES.items()):
-            found = real[name].notna() & simulated[name].notna()
-            _draw_quantity(axis, real[found], simulated.loc[found, name], looks, logarithmic)
-            if name in typical:
-                axis.text(0.97, 0.05, typical[name], ha="right", fontsize=8.5, transform=axis.transAxes)
-        plotting.legend(figure, real)
-        # Without seeds: runs differ in them, but each is a marker of its own and none is a mean.
-        note = "One marker a run; open ones: the CPU at hand. Median errors are the GPU's"
-        plotting.footer(figure, runs.drop(columns="seed"), note=note)
+    figure, axes = plotting.panels([label for label, _ in QUANTITIES.values()], columns=4, width=3.1, height=2.9)
+    for axis, (name, (_, logarithmic)) in zip(axes, QUANTITIES.items()):
+        found = real[name].notna() & simulated[name].notna()
+        _draw_quantity(axis, real[found], simulated.loc[found, name], looks, logarithmic)
+        if name in typical:
+            axis.text(0.97, 0.05, typical[name], ha="right", fontsize=8.5, transform=axis.transAxes)
+    plotting.legend(figure, real)
+    # Without seeds: runs differ in them, but each is a marker of its own and none is a mean.
+    note = "One marker a run; open ones: the CPU at hand. Median errors are the GPU's"
+    plotting.footer(figure, runs.drop(columns="seed"), note=note)
     return {"sim_vs_real": figure}
 
 
-def _draw_quantity(
-    axis: Axes, real: pd.DataFrame, predicted: pd.Series, looks: dict[str, Style], logarithmic: bool
-) -> None:
+def _draw_quantity(axis: Axes, real: DataFrame, predicted: Series, looks: dict[str, Style], logarithmic: bool) -> None:
     """One marker a run, measured across and predicted up, over the line on which the two are equal."""
     from matplotlib.ticker import LogLocator, NullLocator
 

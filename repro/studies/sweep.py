@@ -12,27 +12,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from repro.engine.config import Deployment
 from repro.engine.executor import ParentChoices
 from repro.engine.loop import Observer
 from repro.engine.sequence import SamplingParams
 from repro.engine.systems import System
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report import paper
 from repro.simulate.beams import KINDS, recording
 from repro.simulate.cost_model import CostModel
 from repro.simulate.profiles import context_splits
 from repro.simulate.serve import Served, crossing, serve
+from repro.studies.base import Axes, DataFrame, Figure, Parameters, Point, paper, plotting
 from repro.studies.common import Positive, Seeds, about, costs_of_samples, deployment_of
 from repro.workloads import Trace
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 LEVEL = 0.5  # s/token
 TITLE = "Crossing of 0.5 s/token"
@@ -164,16 +157,14 @@ def rates(figure: str, panel: str, name: str, instead: str | None = None) -> lis
     return sorted({rate for points in drawn(figure, instead or panel, curves).values() for rate, _ in points})
 
 
-def draw_curves(axis: Axes, latency: pd.DataFrame, theirs: Mapping[str, list[paper.Point]]) -> None:
+def draw_curves(axis: Axes, latency: DataFrame, theirs: Mapping[str, list[paper.Point]]) -> None:
     """One panel of latency curves, up to 1 s/token, with the paper's points."""
-    from repro.report import plotting
-
     plotting.curves(axis, latency, "rate", "latency_s_per_token", paper=theirs)
     axis.set(xlabel="request rate (req/s)", ylabel="normalized latency (s/token)", xlim=(0, None), ylim=(0, 1))
 
 
 def draw_panels(
-    latency: pd.DataFrame, figure: str, titles: Mapping[str, str], columns: int, note: str, under: Under = None
+    latency: DataFrame, figure: str, titles: Mapping[str, str], columns: int, note: str, under: Under = None
 ) -> Figure:
     """The latency curves of a figure, panel by panel (`titles`: panel -> title); `under` draws what lies below them."""
     from repro.report import plotting
@@ -189,7 +180,7 @@ def draw_panels(
 
 
 def draw(
-    found: pd.DataFrame,
+    found: DataFrame,
     figure: str,
     titles: Mapping[str, str],
     within: float,
@@ -202,8 +193,6 @@ def draw(
 
     Grey: what lies `within` (%). Hollow: `readings` by panel and system, and rows whose `copies` is false.
     """
-    from repro.report import plotting
-
     theirs = paper.crossings(figure, LEVEL)
     shown = found[[name in theirs.get(panel, {}) for panel, name in zip(found["panel"], found["system"])]]
     looks, panels = plotting.styles(shown["system"]), list(dict.fromkeys(shown["panel"]))
@@ -235,7 +224,7 @@ def draw(
     return drawing
 
 
-def spread(found: pd.DataFrame, *by: str, of: str = "crossing_rate") -> tuple[dict[Any, float], dict[Any, list[float]]]:
+def spread(found: DataFrame, *by: str, of: str = "crossing_rate") -> tuple[dict[Any, float], dict[Any, list[float]]]:
     """The means over seeds of a column by some others, and [least, most]."""
     groups = found.groupby(list(by) if len(by) > 1 else by[0])[of]
     mean, low, high = (dict(getattr(groups, statistic)()) for statistic in ("mean", "min", "max"))

@@ -1,46 +1,26 @@
-"""The token budget of chunked prefill, the batching of vLLM V1 (see `repro.engine.chunked`).
-
-Three things that V1's tuning guide and an article on its batching say, on the project's own scheduler:
-
-- Every pending decode comes before any prompt token, and a prompt beyond the budget is cut. An observer that knows only
-  what ran before checks this at every iteration of every run.
-- A small budget makes the time between tokens short, a large one the time to the first token. OPT-13B on the A100 of
-  2023 serves ShareGPT and a chatbot's long prompts, each at a rate that memory bears easily and at one near saturation,
-  where waiting for memory hides the rest. (What a chunk's attention over its context costs is not modelled, as for
-  prompts elsewhere.)
-- 100 requests of 256 + 100 tokens and 5 of 8,000 + 100 that arrive together in a pool of 10,000 blocks run without a
-  preemption. This is counted, whatever a step takes."""
+"""The token budget of chunked prefill, the batching of vLLM V1 (see `repro.engine.chunked`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import model_validator
 
 from repro.engine.chunked import ChunkedOutput, ChunkedPrefillConfig, ChunkedPrefillScheduler
 from repro.engine.errors import UserError
-from repro.engine.loop import Engine, Observer, Outcome
+from repro.engine.loop import Engine, Observer
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report.claims import Judgement
-from repro.simulate.cost_model import CostModel
 from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.profiles import cost_model
 from repro.simulate.serve import requests_of
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting, where
 from repro.studies.common import Count, Positive, Rates, Seeds, Some, about, deployment_of, trace_of
+from repro.studies.measured import modelled_curve, powers_of_two
 from repro.workloads.chatbot import chatbot_trace
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 TABLES = {
     "refusals": ("budget",),
@@ -72,10 +52,10 @@ class Params(Parameters):
         if list(self.budgets) != sorted(self.budgets):
             raise UserError(f"budgets = {list(self.budgets)} must go from the smallest to the largest")
         for budget in self.budgets:
-            self.caps(budget)
+            self.config(budget)
         return self
 
-    def caps(self, budget: int) -> ChunkedPrefillConfig:
+    def config(self, budget: int) -> ChunkedPrefillConfig:
         """UserError if the budget is too small for the sequences that may run."""
         return ChunkedPrefillConfig(max_num_seqs=self.max_num_seqs, max_num_batched_tokens=budget)
 
@@ -83,18 +63,14 @@ class Params(Parameters):
 def points(params: Params) -> list[Point]:
     shared = params.pick("duration_s", "lengths")
     loads = {"sharegpt": params.rates_sharegpt, "chatbot": params.rates_chatbot}
-    served = [
-        Point(
-            serve,
-            {"workload": workload, "rate": rate, "load": load, "caps": params.caps(budget), "seed": seed, **shared},
-            "served",
-            weight=rate * params.duration_s,
-        )
+    runs = [
+        {"workload": workload, "rate": rate, "load": load, "config": params.config(budget), "seed": seed, **shared}
         for workload, rates in loads.items()
         for load, rate in enumerate(rates)
         for budget in params.budgets
         for seed in params.seeds
     ]
+    served = [Point(serve, run, "served", weight=run["rate"] * params.duration_s) for run in runs]
     quiz = [{"order": order, "budget": budget} for order in QUIZ for budget in QUIZ_BUDGETS]
     return [Point(refusals, {}, "refusals"), *served, *(Point(quiz_run, run, weight=100) for run in quiz)]
 
@@ -176,7 +152,8 @@ class Iterations(Observer):
 
 
 def refusals() -> list[dict[str, Any]]:
-    """Which budgets around OPT's maximum length of 2048 tokens are refused without chunked prefill, in what words."""
+    """Budgets around OPT's maximum length of 2048 tokens without chunked prefill: which are refused at start, and in
+    what words."""
     rows = []
     for budget in (1024, 2048, 2049, 4096):
         message = None
@@ -188,83 +165,78 @@ def refusals() -> list[dict[str, Any]]:
     return rows
 
 
-def _run(
-    num_blocks: int, caps: ChunkedPrefillConfig, costs: CostModel, requests: Iterable[Request], watch: Observer
-) -> tuple[list[Outcome], dict[str, Any]]:
-    """The outcomes of the requests, and what was counted."""
-    scheduler = ChunkedPrefillScheduler(PagedKVCacheManager(num_blocks, BLOCK_SIZE, watermark=0.0), caps)
-    rule = DecodesFirst(caps.max_num_batched_tokens)
-    outcomes = Engine(scheduler, SimulatedExecutor(costs), observers=(watch, rule)).run(requests)
+def _scheduler(num_blocks: int, config: ChunkedPrefillConfig) -> ChunkedPrefillScheduler:
+    return ChunkedPrefillScheduler(PagedKVCacheManager(num_blocks, BLOCK_SIZE, watermark=0.0), config)
+
+
+def _counts(scheduler: ChunkedPrefillScheduler, rule: DecodesFirst) -> dict[str, Any]:
     counts = {"iterations": scheduler.iteration, "preemptions": scheduler.num_preemptions}
-    return outcomes, counts | {"decodes_first": rule.holds, "prompts_cut": rule.num_cut}
+    return counts | {"decodes_first": rule.holds, "prompts_cut": rule.num_cut}
 
 
-def serve(
-    workload: str, rate: float, load: int, caps: ChunkedPrefillConfig, duration_s: float, seed: int, lengths: str | None
-) -> dict[str, Any]:
-    """Times between tokens and to the first token (ms) of OPT-13B serving a trace to its end."""
-    deployment, gaps, arrivals = deployment_of("opt-13b"), TokenGaps(), (rate, duration_s, seed, lengths)
-    trace = chatbot_trace(*arrivals) if workload == "chatbot" else trace_of(workload, *arrivals)
+def serve(workload: str, rate: float, load: int, config: ChunkedPrefillConfig, **traced: Any) -> dict[str, Any]:
+    """Times between tokens and to the first token (ms) of OPT-13B serving a trace to its end; `traced` are the trace's
+    duration, seed and lengths."""
+    deployment, budget = deployment_of("opt-13b"), config.max_num_batched_tokens
+    trace = (chatbot_trace if workload == "chatbot" else partial(trace_of, workload))(rate=rate, **traced)
     costs = cost_model("a100-2023", deployment, BLOCK_SIZE, anchor="opt-13b/sharegpt")
-    requests = requests_of(trace, SamplingParams())
-    outcomes, counts = _run(deployment.num_blocks(BLOCK_SIZE), caps, costs, requests, gaps)
+    scheduler = _scheduler(deployment.num_blocks(BLOCK_SIZE), config)
+    observers = gaps, rule = TokenGaps(), DecodesFirst(budget)
+    engine = Engine(scheduler, SimulatedExecutor(costs), observers=observers)
+    outcomes = engine.run(requests_of(trace, SamplingParams()))
     first_ms = [1e3 * (outcome.first_token_s - outcome.request.arrival_s) for outcome in outcomes]
-    times = {"gap_mean_ms": 1e3 * gaps.mean, "gap_999_ms": 1e3 * gaps.quantile(0.999)}
-    times |= {"first_mean_ms": float(np.mean(first_ms)), "first_median_ms": float(np.median(first_ms))}
-    run = {"workload": workload, "rate": rate, "load": load, "budget": caps.max_num_batched_tokens}
-    return run | about("modelled", costs.name, seed, trace) | times | counts
+    times = {
+        "gap_mean_ms": 1e3 * gaps.mean,
+        "gap_999_ms": 1e3 * gaps.quantile(0.999),
+        "first_mean_ms": float(np.mean(first_ms)),
+        "first_median_ms": float(np.median(first_ms)),
+    }
+    run = {"workload": workload, "rate": rate, "load": load, "budget": budget}
+    return run | about("modelled", costs.name, traced["seed"], trace) | times | _counts(scheduler, rule)
 
 
 def quiz_run(order: str, budget: int) -> dict[str, list[dict[str, Any]]]:
     """The 105 requests to their end; the run that is drawn also iteration by iteration."""
-    caps = ChunkedPrefillConfig(max_num_seqs=128, max_num_batched_tokens=budget, max_model_len=8192)
+    config = ChunkedPrefillConfig(max_num_seqs=128, max_num_batched_tokens=budget, max_model_len=8192)
+    scheduler = _scheduler(QUIZ_BLOCKS, config)
+    observers = watch, rule = Iterations(), DecodesFirst(budget)
     requests = [Request(number, 0.0, *lengths, SamplingParams()) for number, lengths in enumerate(QUIZ[order])]
     # Nothing arrives later, so what is counted does not depend on how long an iteration takes.
-    costs, watch = cost_model("datasheet", deployment_of("opt-13b")), Iterations()
-    _, counts = _run(QUIZ_BLOCKS, caps, costs, requests, watch)
-    counts |= {"most_blocks": max(row["blocks"] for row in watch.rows), "empty_slots_most": watch.empty_slots_most}
-    run = {"order": order, "budget": budget, **about("replayed")}
-    steps = [row | run for row in watch.rows] if (order, budget) == SHOWN else []
-    return {"quiz": [run | counts], "steps": steps}
+    executor = SimulatedExecutor(cost_model("datasheet", deployment_of("opt-13b")))
+    Engine(scheduler, executor, observers=observers).run(requests)
+    common = {"order": order, "budget": budget, **about("replayed")}
+    blocks = {"most_blocks": max(row["blocks"] for row in watch.rows), "empty_slots_most": watch.empty_slots_most}
+    steps = [row | common for row in watch.rows] if (order, budget) == SHOWN else []
+    return {"quiz": [common | _counts(scheduler, rule) | blocks], "steps": steps}
 
 
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
     served, names = rows["served"], {"sharegpt": "ShareGPT", "chatbot": "Chatbot"}
     shown = {"between tokens": GAPS, "to the first token": FIRST}
-    with plotting.house():
-        titles = [f"{name}: {what}" for what in shown for name in names.values()]
-        figure, axes = plotting.panels(titles, columns=2, width=4.6, height=2.8)
-        for axis, (columns, workload) in zip(axes, product(shown.values(), names)):
-            _times(axis, served[served["workload"] == workload], columns)
-        plotting.footer(figure, served)
-        return {"token_budget": figure, "token_budget_steps": _steps(rows["steps"])}
+    titles = [f"{name}: {what}" for what in shown for name in names.values()]
+    figure, axes = plotting.panels(titles, columns=2, width=4.6, height=2.8)
+    for axis, (columns, workload) in zip(axes, product(shown.values(), names)):
+        _times(axis, where(served, workload=workload), columns)
+    plotting.footer(figure, served)
+    return {"token_budget": figure, "token_budget_steps": _steps(rows["steps"])}
 
 
-def _times(axis: Axes, rows: pd.DataFrame, columns: dict[str, str]) -> None:
+def _times(axis: Axes, rows: DataFrame, columns: dict[str, str]) -> None:
     for (rate, group), color in zip(rows.groupby("rate"), COLORS):
         for (column, name), marker, face in zip(columns.items(), "os", (color, "white")):
-            spread = group.groupby("budget")[column].agg(["mean", "min", "max"])
-            style = {"linestyle": (0, (4, 1.5)), "markersize": 4, "markerfacecolor": face}
-            axis.fill_between(spread.index, spread["min"], spread["max"], color=color, alpha=0.18, linewidth=0)
-            axis.plot(spread.index, spread["mean"], marker, color=color, label=f"{name}, {rate:g} req/s", **style)
-    budgets = sorted(set(rows["budget"].astype(int)))
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(budgets, list(map(str, budgets)))
-    axis.set(xlabel="token budget", ylabel="ms", yscale="log")
+            look = {"color": color, "marker": marker, "markerfacecolor": face, "label": f"{name}, {rate:g} req/s"}
+            modelled_curve(axis, group, "budget", column, **look)
+    powers_of_two(axis, sorted(set(rows["budget"])), "token budget")
+    axis.set(ylabel="ms", yscale="log")
     low, high = axis.get_ylim()
-    ticks = [tick for tick in (20, 50, 100, 200, 500, 1000, 2000, 5000) if low <= tick <= high]
-    axis.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
-    axis.minorticks_off()
+    plotting.ticks(axis, [tick for tick in (20, 50, 100, 200, 500, 1000, 2000, 5000) if low <= tick <= high])
     axis.legend(fontsize=7.5)
 
 
-def _steps(rows: pd.DataFrame) -> Figure:
-    from repro.report import plotting
-
-    title = ["100 requests of 256 + 100 tokens, then 5 of 8,000 + 100"]
-    figure, (axis,) = plotting.panels(title, width=8.0, height=2.9)
+def _steps(rows: DataFrame) -> Figure:
+    title = "100 requests of 256 + 100 tokens, then 5 of 8,000 + 100"
+    figure, (axis,) = plotting.panels([title], width=8.0, height=2.9)
     drawn = {"decodes": rows["decodes"], "prompt tokens": rows["prompt_tokens"]}
     axis.stackplot(rows["iteration"], *drawn.values(), step="post", colors=COLORS, labels=list(drawn))
     axis.axhline(SHOWN[1], color="#4D4D4D", linewidth=1, linestyle=(0, (4, 1.5)), label="budget")
@@ -280,18 +252,19 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     first = bool(served["decodes_first"].all() and quiz["decodes_first"].all() and cut)
     means = served.groupby(["workload", "rate", "load", "budget"], sort=False)[[*GAPS, *FIRST]].mean()
     change = means.xs(most, level="budget") / means.xs(least, level="budget")
+    easy = change.xs(0, level="load")
     found = "; ".join(
         f"{workload} at {rate:g} req/s " + ", ".join(f"x{ratio:.2f}" for ratio in ratios)
         for (workload, rate, _), ratios in zip(change.index, change.to_numpy())
     )
     refused = rows["refusals"].set_index("budget")["refused"].astype(bool)
-    easy = change.xs(0, level="load")
     trade = bool((easy["gap_mean_ms"] > 1).all() and (easy["first_mean_ms"] < 1).all())
     held = {"budgets": ", ".join(map(str, QUIZ_BUDGETS)), "most_blocks": int(quiz["most_blocks"].max())}
     counted = {"iterations": iterations, "runs": len(served) + len(quiz), "cut": cut}
+    changes = {"least": least, "most": most, "found": found}
     return [
         Judgement("v1-decode-first", first, "replayed", facts=counted),
-        Judgement("v1-budget-tradeoff", trade, "modelled", facts={"least": least, "most": most, "found": found}),
+        Judgement("v1-budget-tradeoff", trade, "modelled", facts=changes),
         Judgement("v1-budget-below-max-len", bool((refused == (refused.index <= 2048)).all()), "exact"),
         Judgement("quiz-run", {"preemptions": int(quiz["preemptions"].max())}, "replayed", facts=held),
         Judgement("last-block-bound", int(quiz["empty_slots_most"].max()), "replayed"),

@@ -10,36 +10,22 @@ numbers and the pictures in `both_readings`.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from repro.engine.loop import Engine, Observer
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.scheduler import PreemptionMode, Scheduler, SchedulerConfig, SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.engine.systems import system
-from repro.harness.experiment import Point
-from repro.harness.parameters import Parameters
-from repro.report.claims import Judgement
 from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.metrics import UsageSamples
 from repro.simulate.profiles import cost_model
 from repro.simulate.serve import requests_of, serve
-from repro.studies import (
-    fig02_memory_waste,
-    fig12_basic_sampling,
-    fig15_sharing,
-    fig17_chatbot,
-    fig19_preemption,
-    sweep,
-)
+from repro.studies import fig02_memory_waste, fig12_basic_sampling, fig15_sharing, fig17_chatbot, sweep
+from repro.studies import fig19_preemption as fig19
+from repro.studies.base import DataFrame, Figure, Judgement, Parameters, Point, Rows, house
 from repro.studies.both_readings import MODELS, draw_plots, items
 from repro.studies.common import Positive, Rates, Seed, about, deployment_of, trace_of
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
-
-    from repro.harness.tables import Rows
 
 TABLES = {
     "pool": ("system",),
@@ -74,21 +60,16 @@ def points(params: Params) -> list[Point]:
     filled += [("batches", "sharegpt", rate, "vllm") for rate in params.rates_sharegpt]
     filled += [("batches", "alpaca", rate, "vllm") for rate in params.rates_alpaca]
     pool = run | {"model": "opt-13b", "profile": "a100-2023", "block_size": 16, "kv_slots": None, "lengths": None}
-    result = [
-        Point(
-            fig02_memory_waste.saturated_run,
-            pool | {"workload": workload, "rate": rate, "system": system(name)},
-            table,
-            weight=rate * seconds,
-        )
-        for table, workload, rate, name in filled
-    ]
+    result = []
+    for table, workload, rate, name in filled:
+        served = pool | {"workload": workload, "rate": rate, "system": system(name)}
+        result += [Point(fig02_memory_waste.saturated_run, served, table, weight=rate * seconds)]
     result += [Point(until_completed, run, "until_completed", weight=4 * SATURATED * seconds)]
     for num_cpu_blocks in (1000, SWAP_CASE["num_blocks"]):
         result += [Point(swapped_out, SWAP_CASE | {"num_cpu_blocks": num_cpu_blocks}, "swap", weight=0.1)]
-    for rate in (fig19_preemption.PAPER_RATE, SATURATED):
+    for rate in (fig19.PAPER_RATE, SATURATED):
         result += [Point(swapped_in_service, run | {"rate": rate}, "served_swapping", weight=rate * seconds)]
-    result += [Point(fig19_preemption.alone, {}, "alone", weight=0.1)]
+    result += [Point(fig19.alone, {}, "alone", weight=0.1)]
     # Points of Fig. 15, 12 and 17, of which we take one seed and few systems.
     sharing = fig15_sharing.setup_of("parallel", "alpaca", 2, min(seconds, 600.0), params.seed)
     result += [Point(fig15_sharing.saving, {"setup": sharing, "rate": 20.0}, "saving", weight=10 * seconds)]
@@ -168,14 +149,12 @@ def swapped_in_service(rate: float, duration_s: float, seed: int) -> dict[str, A
     return found | about("replayed", costs.name, seed, trace)
 
 
+@house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    from repro.report import plotting
-
-    with plotting.house():
-        return {"both_readings": draw_plots(rows)}
+    return {"both_readings": draw_plots(rows)}
 
 
-def tables(rows: Rows, params: Params) -> dict[str, pd.DataFrame]:
+def tables(rows: Rows, params: Params) -> dict[str, DataFrame]:
     return {"what_the_paper_does_not_say": items(rows)}
 
 

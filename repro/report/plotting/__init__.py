@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from repro.report.plotting.legends import footer, legend, memory_legend, provenance
-from repro.report.plotting.marks import Figure, bars, curves, memory_bars, panels, pool_timeline
+from repro.report.plotting.marks import Figure, bare, bars, curves, memory_bars, panels, pool_timeline, ticks, whisker
 from repro.report.plotting.style import LABEL, LINE, PIECES, STYLE, Style, house, label, styles
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Line2D",
     "Patch",
     "Style",
+    "bare",
     "bars",
     "curves",
     "footer",
@@ -40,4 +41,6 @@ __all__ = [
     "pool_timeline",
     "provenance",
     "styles",
+    "ticks",
+    "whisker",
 ]

@@ -44,6 +44,20 @@ def panels(
     return figure, axes[: len(titles)]
 
 
+def bare(axis: Axes) -> None:
+    """A panel of cells: without ticks, grid and frame."""
+    axis.tick_params(left=False, bottom=False)
+    axis.grid(visible=False)
+    for spine in axis.spines.values():
+        spine.set_visible(False)
+
+
+def ticks(axis: Axes, values: Sequence[float]) -> None:
+    """Ticks at these values of a logarithmic y axis, and no others."""
+    axis.set_yticks(values, [f"{value:,}" for value in values])
+    axis.minorticks_off()
+
+
 def curves(
     axis: Axes,
     rows: pd.DataFrame,
@@ -80,7 +94,7 @@ def bars(
         values = group[y]
         mean = values.mean()
         axis.bar(place - 0.2, mean, 0.38, **_bar_look(looks[system].color, group))
-        _whisker(axis, place - 0.2, values)
+        whisker(axis, place - 0.2, values)
         _number_above(axis, f"{mean:.{digits}f}", place - 0.2, values.max(), "black")
         if paper and system in paper:
             axis.bar(place + 0.2, paper[system], 0.38, facecolor="none", edgecolor=looks[system].color, linewidth=1.3)
@@ -104,7 +118,7 @@ def memory_bars(
     looks = styles(rows[by])
     for place, (system, group) in enumerate(rows.groupby(by, sort=False)):
         _stack(axis, place - 0.21, {piece: group[piece].mean() for piece in PIECES}, hollow=False)
-        _whisker(axis, place - 0.33, group["token_states"])
+        whisker(axis, place - 0.33, group["token_states"])
         if paper and system in paper:
             theirs = {_PAPER_PIECE[name]: share for name, share in paper[system].items()}
             _stack(axis, place + 0.21, theirs, hollow=True)
@@ -127,7 +141,8 @@ def pool_timeline(usage: pd.DataFrame, title: str = "What the pool holds") -> Fi
     return figure
 
 
-def _whisker(axis: Axes, x: float, values: pd.Series) -> None:
+def whisker(axis: Axes, x: float, values: pd.Series) -> None:
+    """A line from the least to the most value, around their mean."""
     mean = values.mean()
     axis.errorbar(x, mean, [[mean - values.min()], [values.max() - mean]], color="black", linewidth=1, capsize=2.5)
 

@@ -1,0 +1,59 @@
+"""What every study is written with, in one import.
+
+A study computes where nothing is drawn, so `plotting` is loaded when it is first used; the names of what is drawn and
+of tables are for annotations only.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from repro.harness.experiment import Point
+from repro.harness.parameters import Parameters
+from repro.harness.tables import Rows
+from repro.report import paper
+from repro.report.claims import Judgement
+
+
+class _Plotting:
+    """`repro.report.plotting`, loaded when it is first used."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module("repro.report.plotting"), name)
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from pandas import DataFrame, Series
+
+    from repro.report import plotting
+else:
+    Axes = DataFrame = Figure = Series = Any
+    plotting = _Plotting()
+
+__all__ = ["Axes", "DataFrame", "Figure", "Judgement", "Parameters", "Point", "Rows", "Series", "paper", "plotting"]
+
+
+def where(rows: DataFrame, **values: Any) -> DataFrame:
+    """The rows whose columns have these values."""
+    for column, value in values.items():
+        rows = rows[rows[column] == value]
+    return rows
+
+
+_Draw = Callable[[Rows, Any], "dict[str, Figure]"]
+
+
+def house(draw: _Draw) -> _Draw:
+    """A study's `draw` in the house style."""
+
+    @functools.wraps(draw)
+    def styled(rows: Rows, params: Any) -> dict[str, Figure]:
+        with plotting.house():
+            return draw(rows, params)
+
+    return styled
