@@ -4,8 +4,6 @@ For each panel of Fig. 12 and each way to split Fig. 1's slope, the anchor is th
 makes vLLM's simulated latency at the lowest rate drawn for it equal the printed one. It is one number from the paper
 for each panel, so that the latency there is no test of the model; where the curves turn up still is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

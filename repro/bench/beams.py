@@ -8,8 +8,6 @@ traces: 18 tokens on average for instructions, 112 and up to 611 for chat.
 When all is recorded, parents.json beside the rows is what `repro.simulate.beams` reads: copied over the package's own,
 simulations replay it. On a CPU all of it takes a few hours."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -71,8 +69,7 @@ def parents_of(events: Iterable[Event], num_requests: int, width: int, num_steps
     """For each request its parent choices, one digit for each beam and step.
 
     A group admitted in iteration k has its first tokens after it and decodes from k + 1 on; the scheduler logs the fork
-    that follows iteration i under i + 1, and logs none where every beam continues itself.
-    """
+    that follows iteration i under i + 1, and logs none where every beam continues itself."""
     unmoved = tuple(range(width))
     steps = [[unmoved] * num_steps for _ in range(num_requests)]
     admitted: dict[int, int] = {}

@@ -2,8 +2,6 @@
 
 It does not write: `repro.bench.run` works through the steps and records their rows."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

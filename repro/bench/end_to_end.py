@@ -5,8 +5,6 @@ sigma 1, clipped to [4, 1024], clipped means 161 and 338 tokens, one draw with s
 tokens). Lengths are forced and decoding is greedy; weights are random, since only shapes matter. One row per K/V pool,
 system and pass; GPU time by kind of kernel comes from another run, under torch.profiler."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import time

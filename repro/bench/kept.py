@@ -3,8 +3,6 @@
 `make reproduce` on a GPU machine measures into results/measured; experiments/recorded/<gpu> holds rows that were
 measured once and are kept as evidence. Which of the two a row comes from is its kind of evidence."""
 
-from __future__ import annotations
-
 import csv
 import math
 from pathlib import Path

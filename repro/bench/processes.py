@@ -2,8 +2,6 @@
 
 A failure of one is said and stops no other; whatever needs rows then takes those that there are."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

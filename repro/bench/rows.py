@@ -3,8 +3,6 @@
 The rows file is all the state there is. It is written whole after every point, and a point whose rows it has, from the
 same code, is not measured again. Nothing that was ever measured is removed from it."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Collection, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Works through a benchmark's steps within a budget, and goes on where an earlier call stopped."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path

@@ -2,8 +2,6 @@
 
 Times are this machine's; nothing else depends on them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import replace

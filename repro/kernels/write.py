@@ -2,8 +2,7 @@
 
     k_cache[s // block_size, s % block_size, h, d] = k[t, h, d],   s = slot_mapping[t] >= 0;   the same for v
 
-One launch writes both caches. The inputs may be strided views, as attention layers hand them over.
-"""
+One launch writes both caches. The inputs may be strided views, as attention layers hand them over."""
 
 import triton
 import triton.language as tl

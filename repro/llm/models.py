@@ -3,10 +3,7 @@
 Model code is transformers' own; an attention function of ours replaces only the attention between projections (see
 `attention`). A throughput measurement needs the shapes of a model and not its knowledge, so every architecture of
 `repro.engine.config.MODELS` can be had with seeded random weights, without a download. This module does not know the
-K/V store, and it asks no hub unless told to.
-"""
-
-from __future__ import annotations
+K/V store, and it asks no hub unless told to."""
 
 import copy
 import importlib.util
@@ -52,8 +49,7 @@ def load(name: str, device: str = "cpu", dtype: str | None = None, *, seed: int 
 
     Files are only ever read as data: no code that comes with a checkpoint is run. `dtype` is float32 on a CPU and
     bfloat16 on a GPU unless given. A hub id needs `hub=True` to be looked up on the network; without it only what is on
-    this machine already is used. UserError if it cannot be had or cannot be run.
-    """
+    this machine already is used. UserError if it cannot be had or cannot be run."""
     if dtype is None:
         dtype = "float32" if torch.device(device).type == "cpu" else "bfloat16"
     if dtype not in DTYPES:

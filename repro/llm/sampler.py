@@ -2,10 +2,7 @@
 
 A random token is found by inverting the cumulative distribution at one number that is a hash of (seed, sample,
 position). No generator has a state, so a request's tokens depend neither on its batch mates nor on preemption. Beam
-search is of fixed length (stop tokens are ignored): at each step the `n` best continuations of all beams survive.
-"""
-
-from __future__ import annotations
+search is of fixed length (stop tokens are ignored): at each step the `n` best continuations of all beams survive."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -43,8 +40,7 @@ def uniform(seeds: np.ndarray, samples: np.ndarray, positions: np.ndarray) -> np
 class SamplingPlan:
     """How each row of a batch is decoded; made anew when the batch's members change. Arrays are [rows].
 
-    `waits` says that the next step depends on this one's tokens: a sequence may stop, or beams may fork.
-    """
+    `waits` says that the next step depends on this one's tokens: a sequence may stop, or beams may fork."""
 
     all_greedy: bool
     has_beams: bool
@@ -56,7 +52,7 @@ class SamplingPlan:
     _columns: dict[Callable[[SamplingParams], float], Tensor] = field(default_factory=dict)
 
     @staticmethod
-    def of(rows: list[SequenceState], can_stop: bool) -> SamplingPlan:
+    def of(rows: list[SequenceState], can_stop: bool) -> "SamplingPlan":
         requests = [row.request.request for row in rows]
         params = [request.sampling for request in requests]
         has_beams = any(p.use_beam_search for p in params)
@@ -147,8 +143,7 @@ def advance_beams(states: list[RequestState], logits: Tensor) -> list[BeamStep]:
     `beam_scores`.
 
     A beam that lives on keeps its place (the memory manager relies on it): of its continuations the best stays there,
-    the others take the places of beams that end.
-    """
+    the others take the places of beams that end."""
     width, vocabulary = logits.shape[1:]
     # At the first step all beams are still the same prompt: only the first one's continuations count.
     start = [[0.0] + [-np.inf] * (width - 1) if state.beam_scores is None else state.beam_scores for state in states]

@@ -7,8 +7,7 @@ from scratch after an interruption. An active conda environment made from enviro
 
 It deliberately knows nothing about the experiments, uses the standard library only, and names no package index (pip's
 own settings decide). Python 3.6 can still run it, to be told that it is too old: annotations that it could not evaluate
-are quoted.
-"""
+are quoted."""
 
 import contextlib
 import hashlib
@@ -146,8 +145,7 @@ def torch_requirements(present: "str | None", driver: bool) -> "list[str]":
     """Return what to ask pip for, in turn, to get the right build of the pinned torch; [] if it is present.
 
     An index that offers a CPU build of the same version marks it "+cpu"; `===` compares the whole text, so that it is
-    not taken for the CUDA build. Either way any build is better than none.
-    """
+    not taken for the CUDA build. Either way any build is better than none."""
     match = re.search(r"^torch==(\S+)", LOCK.read_text(encoding="utf-8"), re.MULTILINE)
     if match is None:
         raise SetupError("requirements.lock pins no torch")

@@ -2,8 +2,7 @@
 
 Everything is found out without importing anything heavy except torch, which alone can say whether it reaches a GPU; and
 even torch is imported only when the report is asked for, in a process of its own, so that a broken installation is
-reported and not died of. The report works before set-up too. It deliberately changes and installs nothing.
-"""
+reported and not died of. The report works before set-up too. It deliberately changes and installs nothing."""
 
 import json
 import os
@@ -103,8 +102,7 @@ def memory_bytes() -> int:
 def collect() -> dict[str, Any]:
     """Return everything that the report says, as plain data (JSON can hold it).
 
-    Memory and disk are in bytes. `abilities` is a list of {what, can_run, why}.
-    """
+    Memory and disk are in bytes. `abilities` is a list of {what, can_run, why}."""
     driver, torch = probe_driver(), probe_torch()
     model = embedded_model()
     facts: dict[str, Any] = {

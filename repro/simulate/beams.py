@@ -3,10 +3,7 @@
 A simulated beam search needs to know, for every step, which beam each beam continues; that decides what is shared and
 what is copied. `recording()` is what a real model chose (made by `repro.bench.beams`). `Turnover` is a made-up stand-in
 with one parameter, to show how much hangs on those choices; no result rests on it. Lengths, blocks and token values are
-not known here.
-"""
-
-from __future__ import annotations
+not known here."""
 
 import json
 import random
@@ -30,8 +27,7 @@ class Recording:
     beam and step. UserError where that cannot be.
 
     A request replays the prompt that its number selects. An output longer than the recording repeats its later half:
-    that is what steady search looks like, while the first steps have just left the prompt.
-    """
+    that is what steady search looks like, while the first steps have just left the prompt."""
 
     kind: str
     texts: dict[int, list[str]]
@@ -87,8 +83,7 @@ def _choices(texts: list[str], width: int) -> dict[str, list[int] | None]:
 def recording(kind: str, path: str | Path | None = None) -> Recording:
     """The recording of a kind of prompt ("instruction" or "chat") from a file; by default the package's own.
 
-    UserError if there is none, or it cannot be read.
-    """
+    UserError if there is none, or it cannot be read."""
     path = Path(__file__).with_name(FILE) if path is None else Path(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

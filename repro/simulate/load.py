@@ -4,10 +4,7 @@ A run has a window: what happens before it is warm-up and counts for nothing. In
 at the start and the run ends with the window, so the queue is never empty. In a latency run requests arrive at random
 (§6.1) until the window ends, and those that arrived within it are served to their end.
 
-No device is known here; an executor and a clock are handed in.
-"""
-
-from __future__ import annotations
+No device is known here; an executor and a clock are handed in."""
 
 import math
 from collections.abc import Mapping
@@ -88,7 +85,7 @@ class Load:
             self.parents.parents(0, self.n, 0)
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Load:
+    def of(cls, row: Mapping[str, Any]) -> "Load":
         """The run that a row was measured in, as repro.bench.kept reads it."""
         others = {"n": 1, "max_model_len": cls.max_model_len, "prefix_tokens": 0, "block_size": BLOCK_SIZE}
         return cls(

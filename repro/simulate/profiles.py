@@ -4,8 +4,6 @@
 vendor's rates (repro.engine.config.DEVICES): an iteration reads all weights and the context once, and prompts run at
 the full matrix rate."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from functools import cache

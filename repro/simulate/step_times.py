@@ -5,8 +5,6 @@ is measured at numbers of sequences times two contexts, steps with prompts at nu
 (`python -m repro bench serving` makes both). Swaps, block copies, random samples and beams are not in the table: runs
 that depend on them take longer than it says."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -49,7 +47,7 @@ class StepTimes:
             )
 
     @classmethod
-    def of(cls, name: str, rows: Iterable[Mapping[str, Any]], padded: bool) -> StepTimes:
+    def of(cls, name: str, rows: Iterable[Mapping[str, Any]], padded: bool) -> "StepTimes":
         """From rows of seqs, prompt_tokens (0: decoding alone), context_tokens, seconds. UserError if some are
         missing."""
         rows = list(rows)
@@ -123,8 +121,7 @@ def _common_slope(lines: Iterable[list[tuple[float, float]]]) -> float:
     """The slope that fits all lines (points x, y), each with a height of its own; 0 if it falls: more context never
     saves time.
 
-    With many sequences the pool leaves room for contexts of nearly one length only; their own slopes would be noise.
-    """
+    With many sequences the pool leaves room for contexts of nearly one length only; their own slopes would be noise."""
     apart = np.concatenate([np.array(points) - np.mean(points, axis=0) for points in lines])
     return max(0.0, float(apart[:, 0] @ apart[:, 1] / (apart[:, 0] @ apart[:, 0])))
 

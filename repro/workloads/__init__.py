@@ -1,8 +1,7 @@
 """Workloads: request traces from the paper's length distributions, a file of lengths, or the real data sets.
 
 `make_trace` is the front door. The default needs no file and no network; `lengths` chooses another source. Importing
-this package loads numpy only.
-"""
+this package loads numpy only."""
 
 from numbers import Integral
 from pathlib import Path

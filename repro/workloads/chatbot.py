@@ -11,8 +11,6 @@ rule as the paper states it; `mean_rounds` ends it after a geometrically distrib
 What this module does not know: when an answer is finished. As for the authors, the next round may arrive before it is.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,8 +61,7 @@ class Conversations:
     def draw(self, num_pairs: int, seed: int) -> np.ndarray:
         """[num_pairs, 2] (prompt, output) tokens, in the order in which the requests arrive.
 
-        A seed's draws of any length begin alike, if those of the rounds do.
-        """
+        A seed's draws of any length begin alike, if those of the rounds do."""
         rng = np.random.default_rng([seed, _CONVERSATIONS_STREAM])
         fresh, choice = rng.random((num_pairs, 2)).T
         num_rounds = self._num_rounds(num_pairs, seed)

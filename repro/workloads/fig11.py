@@ -13,8 +13,7 @@ Recipe, with nothing fitted to any result of the paper:
    mean prompt) and the measured mean output of each prompt range.
 
 What this module does not know: the real pairs, spikes at single lengths (such as the stock greeting of 10 tokens), and
-any dependence finer than the quintile table and the conditional means.
-"""
+any dependence finer than the quintile table and the conditional means."""
 
 import functools
 import json
@@ -43,8 +42,7 @@ def fig11_data() -> dict[str, Any]:
 class Marginal:
     """One length's distribution: cdf[k] = P(length <= first - 1 + k), and the cells that the joint is made of.
 
-    `ends` holds first - 1 and then the last length of each cell; every cell has mass.
-    """
+    `ends` holds first - 1 and then the last length of each cell; every cell has mass."""
 
     first: int
     cdf: np.ndarray
@@ -181,8 +179,7 @@ def fig11_lengths(workload: str, max_model_len: int = 2048) -> JointLengths:
 
     A limit under 2048 drops the joint's cells (one length each up to 64 tokens, 4 to 16 lengths beyond) that hold a
     longer pair; one over 2048 changes nothing, as the figure holds no longer pairs. Raises UserError for an unknown
-    workload, or a limit that leaves nothing.
-    """
+    workload, or a limit that leaves nothing."""
     if workload not in EMBEDDED:
         raise UserError(f"unknown workload {workload!r}: the embedded ones are {', '.join(EMBEDDED)}")
     prompt, output, mass = _fitted(workload)

@@ -7,8 +7,7 @@ same code, so that a machine without a network can use what was carried to it, a
 The paper names the data sets, not every detail of their use. Choices made here: an Alpaca prompt is the instruction, a
 line break and the input, if there is one; lengths count the special tokens that the tokenizer adds by default (in the
 authors' pairs the stock greeting of nine words and marks has ten tokens). This module does not know of arrivals, nor of
-the instruction and the examples that the paper puts before a sentence to translate.
-"""
+the instruction and the examples that the paper puts before a sentence to translate."""
 
 import functools
 import os
@@ -169,8 +168,7 @@ def _load_rows(spec: DatasetSpec, path: str | None) -> Any:
 def _require_hub(wanted: str) -> None:
     """Return if the hub answers, or if HF_HUB_OFFLINE tells its libraries to use only their cache; else UserError.
 
-    A thread, because a name look-up without a network can outlast every timeout that one can set on it.
-    """
+    A thread, because a name look-up without a network can outlast every timeout that one can set on it."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")

@@ -2,8 +2,7 @@
 
 A source hands out (prompt, output) lengths in tokens and says what it is. `LengthPairs` is a finite table of pairs,
 from a CSV file (here) or from a data set (`repro.workloads.hub`); the embedded distributions are in
-`repro.workloads.fig11`. This module knows nothing of arrival times, tokenizers or the contents of any request.
-"""
+`repro.workloads.fig11`. This module knows nothing of arrival times, tokenizers or the contents of any request."""
 
 import csv
 import functools

@@ -14,10 +14,7 @@ The default lengths:
   a translation's has a factor of its own, with 0.15 (the six pairs at hand).
 
 What this module does not know: what the sentences say, the pairs behind Fig. 16, and how exact the above is. `scale`
-stretches both lengths, to show what depends on it.
-"""
-
-from __future__ import annotations
+stretches both lengths, to show what depends on it."""
 
 from dataclasses import dataclass, replace
 
@@ -66,8 +63,7 @@ class SentenceLengths:
     def draw(self, num_pairs: int, seed: int) -> np.ndarray:
         """[num_pairs, 2] (source, target) tokens, at least 2 each: the tokenizer's own one and a word.
 
-        A seed's draws of any length begin alike.
-        """
+        A seed's draws of any length begin alike."""
         normal = np.random.default_rng([seed, LENGTHS_STREAM]).standard_normal((num_pairs, 2))
         sentence = _lognormal(normal[:, :1], SENTENCE_VARIATION) * MEAN_TOKENS
         sentence[:, 1] *= _lognormal(normal[:, 1], TRANSLATION_VARIATION)
@@ -107,8 +103,7 @@ def translation_trace(
     """A trace whose prompts all begin with the same `prefix_tokens` tokens, which their lengths include.
 
     `lengths` of sentences without prefix are None (the default distribution, stretched by `scale`), a CSV file of
-    pairs, the data set's own .json, .jsonl or .parquet file, or "hub". UserError for impossible numbers.
-    """
+    pairs, the data set's own .json, .jsonl or .parquet file, or "hub". UserError for impossible numbers."""
     if not 0 <= prefix_tokens < max_model_len:
         raise UserError(f"prefix_tokens = {prefix_tokens} must be from 0 to {max_model_len - 1}")
     if lengths is not None and scale != 1:

@@ -5,8 +5,6 @@ A plug-in is any importable function(q, k_cache, v_cache, block_table, context_l
 in the layout of repro.kernels, named as MODULE:FUNCTION; it must be capturable in a CUDA graph, and is called once on
 every input before that, so that it can plan on the host."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

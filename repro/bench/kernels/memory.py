@@ -1,7 +1,5 @@
 """Benchmarks of the operations that only move K and V: slot write, block copy, and swap over the bus."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

@@ -7,8 +7,6 @@ to be predicted can reach.
 
 Also here: recomputing 256 tokens of one sequence, at each block size, the other half of Fig. 19a."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Prompts of a batch are padded to the longest, and a batch runs until its longest
 asked for count. The batch is as large as would surely fit the pool if every request took the model's maximum length, as
 for Orca (Max)."""
 
-from __future__ import annotations
-
 import copy
 import time
 from typing import Any

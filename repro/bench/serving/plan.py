@@ -4,8 +4,6 @@ The most informative points come first; systems take turns within each kind of p
 all of them alike. Rates are multiples of each system's own saturated throughput on this machine: in such relative axes
 any GPU can be laid over the paper's curves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -3,8 +3,6 @@
 Weights are random (only shapes matter), lengths are forced, beams continue where a real model's did. The pool is that
 of Table 1, whatever the memory of the card, so that any GPU answers the paper's question."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import time
