@@ -18,11 +18,9 @@ from repro.simulate.profiles import context_splits, cost_model
 from repro.simulate.serve import serve, trace_seconds
 from repro.workloads import make_trace
 
-SEEDS = (0, 1, 2)
-
 
 def solve_anchor(
-    panel: str, split: str, rate: float, printed: float, seeds: tuple[int, ...] = SEEDS, precision_ms: float = 0.005
+    panel: str, split: str, rate: float, printed: float, seeds: tuple[int, ...] = (0, 1, 2), precision_ms: float = 0.005
 ) -> float:
     """Milliseconds to add to the fixed cost, so that the mean latency over the seeds at `rate` (req/s) is the `printed`
     one (s/token), by the secant method."""

@@ -3,10 +3,8 @@
 Whether beams share blocks depends on which of them a model keeps, and that cannot be made up. The model runs through
 the project's own engine; what is kept are the parent choices that its scheduler logged, no text. Stop tokens are
 ignored, as in the paper's traces. The prompts were written for this purpose; their lengths are spread like those of the
-traces: 18 tokens on average for instructions, 112 and up to 611 for chat.
-
-When all is recorded, parents.json beside the rows is what `repro.simulate.beams` reads: copied over the package's own,
-simulations replay it. On a CPU all of it takes a few hours."""
+traces: 18 tokens on average for instructions, 112 and up to 611 for chat. When all is recorded (a few hours on a CPU),
+parents.json beside the rows is what `repro.simulate.beams` reads: copied over its own, simulations replay it."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -27,11 +25,9 @@ from repro.llm.pool import PoolSize
 from repro.setup.machine import machine
 from repro.simulate.beams import FILE, FORMAT, WIDTHS
 
-#: output tokens to record for each kind of prompt; longer outputs repeat the later half (see
-#: `repro.simulate.beams.Recording.parents`)
+#: output tokens to record for each kind of prompt; longer outputs repeat the later half (`Recording.parents` there)
 STEPS = {"instruction": 192, "chat": 256}
-#: sequences in a batch at most
-MAX_NUM_SEQS = 256
+MAX_NUM_SEQS = 256  # in a batch
 
 
 def prompts() -> dict[str, list[str]]:
@@ -47,18 +43,17 @@ def prompts_hash(texts: dict[str, list[str]]) -> str:
 def batches(
     prompt_tokens: list[int], output_tokens: int, width: int, num_blocks: int, block_size: int
 ) -> Iterator[slice]:
-    """Prompts in order, as many at once as fit without sharing a block: nothing is ever preempted. UserError if one
-    does not."""
-    start, held = 0, 0
+    """Prompts in order, as many at once as fit without sharing a block, so none is preempted. UserError if one does not
+    fit."""
+    start, held, room = 0, 0, num_blocks * 0.98  # the pool keeps one block in a hundred free when it admits
     for index, tokens in enumerate(prompt_tokens):
-        # The pool keeps a little free when it admits (one block in a hundred), and that has to fit as well.
         blocks = width * -(-(tokens + output_tokens) // block_size)
-        if blocks > num_blocks * 0.98:
+        if blocks > room:
             raise UserError(
                 f"{width} beams of {tokens} + {output_tokens} tokens take {blocks} of the pool's {num_blocks} blocks; "
                 "give it more memory with --kv-gib"
             )
-        if held + blocks > num_blocks * 0.98 or (index - start + 1) * width > MAX_NUM_SEQS:
+        if held + blocks > room or (index - start + 1) * width > MAX_NUM_SEQS:
             yield slice(start, index)
             start, held = index, 0
         held += blocks

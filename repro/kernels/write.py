@@ -49,22 +49,7 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     if num_tokens == 0:
         return
     span = min(2048, triton.next_power_of_2(num_heads * head_dim))
-    _write_kernel[(num_tokens, triton.cdiv(num_heads * head_dim, span))](
-        k,
-        v,
-        k_cache,
-        v_cache,
-        slot_mapping,
-        k.stride(0),
-        k.stride(1),
-        v.stride(0),
-        v.stride(1),
-        k_cache.stride(0),
-        k_cache.stride(1),
-        k_cache.stride(2),
-        NUM_HEADS=num_heads,
-        HEAD_DIM=head_dim,
-        BLOCK_SIZE=k_cache.shape[1],
-        SPAN=span,
-        num_warps=8,
-    )
+    strides = (*k.stride()[:2], *v.stride()[:2], *k_cache.stride()[:3])
+    sizes = {"NUM_HEADS": num_heads, "HEAD_DIM": head_dim, "BLOCK_SIZE": k_cache.shape[1], "SPAN": span}
+    launch = _write_kernel[(num_tokens, triton.cdiv(num_heads * head_dim, span))]
+    launch(k, v, k_cache, v_cache, slot_mapping, *strides, **sizes, num_warps=8)

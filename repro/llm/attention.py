@@ -6,7 +6,7 @@ pool and attends through the block tables that came in as the keyword `paged`. N
 work is one operator, so that torch.compile sees a single opaque call, with tensors only (plain numbers that change from
 step to step would make it compile again): the sizes travel as a small CPU tensor."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,21 +37,11 @@ class PagedInputs(NamedTuple):
     workspace: Tensor
 
 
-def _paged_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slots: Tensor,
-    block_table: Tensor,
-    context_lens: Tensor,
-    cu_chunks: Tensor,
-    sizes: Tensor,
-    workspace: Tensor,
-    scale: float,
-) -> Tensor:
-    """q [tokens, heads, dim], k and v [tokens, kv_heads, dim] -> attended [tokens, heads, dim]."""
+def _paged_attention(q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, *others: Any) -> Tensor:
+    """q [tokens, heads, dim], k and v [tokens, kv_heads, dim] -> attended [tokens, heads, dim].
+
+    `others` are the fields of PagedInputs and the scale."""
+    slots, block_table, context_lens, cu_chunks, sizes, workspace, scale = others
     kernels.write_kv(k, v, k_cache, v_cache, slots)
     caches = k_cache, v_cache
     decodes, decode_context, chunk = sizes.tolist()

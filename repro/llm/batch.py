@@ -25,8 +25,7 @@ class GroupRows(NamedTuple):
 
 @dataclass(slots=True)
 class Chunks:
-    """Prompts to run, flattened: `rows` has the batch row whose block table each chunk uses, the rest is as in
-    PagedInputs.
+    """Prompts to run, flattened: `rows` has the batch row whose block table each chunk uses; see also PagedInputs.
 
     `token_ids`, `positions` and `slots` are int64 [tokens]; `logits_of` int64 [rows] maps each prompt row of the batch
     to the chunk whose last token predicts its next one (fresh samples of one prompt share a chunk)."""
@@ -146,8 +145,7 @@ class BatchBuilder:
         return rows, groups
 
     def _refresh(self, groups: list[GroupRows], seqs: list[Sequence], num_decodes: int, num_iterations: int) -> None:
-        """Copy the block tables that have changed: those that grew, and any of several sequences (they copy on
-        write)."""
+        """Copy the block tables that have changed: those that grew, and any of several sequences (copy on write)."""
         needed = -(-(self._context[:num_decodes] + num_iterations - 1) // self.block_size)
         stale = set(np.flatnonzero(self._counts[:num_decodes] < needed).tolist())
         for _, _, first, count in groups:

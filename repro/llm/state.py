@@ -35,10 +35,8 @@ class SequenceState:
 
 @dataclass(eq=False)
 class RequestState:
-    """A request with its prompt's token ids, int64 [prompt_tokens]. `sequences` are in the order of the request's
-    samples.
-
-    `beam_scores` are the sums of log-probabilities by which beams are ranked."""
+    """A request with its prompt's token ids, int64 [prompt_tokens]; `sequences` in the order of its samples;
+    `beam_scores`, the sums of log-probabilities by which beams are ranked."""
 
     request: Request
     prompt: np.ndarray

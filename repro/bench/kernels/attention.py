@@ -86,10 +86,7 @@ def plug_in(name: str) -> Contender:
             f"contender {name!r} cannot be imported ({error}); name one as MODULE:FUNCTION and install what it needs"
         ) from error
 
-    def bind(x: PagedInputs) -> Call:
-        return partial(kernel, *x.arguments())
-
-    return Contender(name, bind)
+    return Contender(name, lambda x: partial(kernel, *x.arguments()))
 
 
 def ragged_lens() -> list[int]:
@@ -146,19 +143,10 @@ def fig18a(rivals: Sequence[Contender]) -> Iterator[Step]:
                 yield _step("fig18a", "40 x 128", torch.float16, str(context), [context] * batch, **about)
 
 
-def _step(
-    name: str,
-    heads: str,
-    dtype: torch.dtype,
-    context: str,
-    lens: Sequence[int],
-    block_size: int = 16,
-    launch: str = "graph",
-    **contenders: Any,
-) -> Step:
-    key = f"{name}/{heads}/{_name(dtype)}/{len(lens)} of {context}/blocks of {block_size}/{launch}"
-    measure = partial(_decode, heads, dtype, context, lens, block_size, launch, **contenders)
-    return Step(key, 0.4 * len(contenders.get("divisions", [None])), measure)
+def _step(name: str, heads: str, dtype: torch.dtype, context: str, lens: Sequence[int], **how: Any) -> Step:
+    how = {"block_size": 16, "launch": "graph", "divisions": (None,)} | how
+    key = f"{name}/{heads}/{_name(dtype)}/{len(lens)} of {context}/blocks of {how['block_size']}/{how['launch']}"
+    return Step(key, 0.4 * len(how["divisions"]), partial(_decode, heads, dtype, context, lens, **how))
 
 
 def _decode(
@@ -168,13 +156,13 @@ def _decode(
     lens: Sequence[int],
     block_size: int,
     launch: str,
-    divisions: Sequence[DecodePlan | None] = (None,),
+    divisions: Sequence[DecodePlan | None],
     others: Sequence[Contender] = (),
     paging_cost: bool = False,
 ) -> Iterator[Row]:
-    """A row for ours with each plan and for every other contender; with paging_cost one more for ours, over the same
-    pool, blocks in order."""
-    permuted = paged_inputs(lens, *HEADS[heads], block_size, dtype)
+    """A row for ours with each plan and for every other contender; with paging_cost one more for ours, with the blocks
+    of the same pool in order. The first sequences are checked against float32."""
+    permuted, few = paged_inputs(lens, *HEADS[heads], block_size, dtype), min(4, len(lens))
     runs = [(contender, permuted, "permuted") for contender in (*map(ours, divisions), *others)]
     if paging_cost:
         runs.append((ours(), in_order(permuted), "in order"))
@@ -185,7 +173,8 @@ def _decode(
         row |= {"blocks": blocks if contender.paged else "contiguous K and V", "launch": launch}
         with _remarked(row | {"bytes": inputs[0].num_bytes}, RuntimeError) as row:
             calls = [contender.bind(x) for x in inputs]
-            row["error"] = _decode_error(inputs[0], calls[0])
+            exact = torch.cat([_exact(inputs[0], index, inputs[0].q[index : index + 1]) for index in range(few)])
+            row["error"] = _relative_error(calls[0]()[:few].float(), exact, dtype)
             row["us"] = time_us(calls if len(calls) > 1 else calls * 2)
         yield row
 
@@ -203,13 +192,6 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _decode_error(x: PagedInputs, call: Callable[[], Tensor]) -> float:
-    """Relative error of the first sequences against float32. Raises AssertionError beyond rounding."""
-    few = min(4, len(x.q))
-    exact = torch.cat([_exact(x, row, x.q[row : row + 1]) for row in range(few)])
-    return _relative_error(call()[:few].float(), exact, x.q.dtype)
-
-
 def _exact(x: PagedInputs, sequence: int, q: Tensor) -> Tensor:
     """Attention of the last len(q) positions of one sequence, in float32 over its gathered K and V."""
     lens = x.context_lens[sequence : sequence + 1]
@@ -221,6 +203,7 @@ def _exact(x: PagedInputs, sequence: int, q: Tensor) -> Tensor:
 
 
 def _relative_error(out: Tensor, exact: Tensor, dtype: torch.dtype) -> float:
+    """AssertionError beyond rounding."""
     error = ((out - exact).norm() / exact.norm()).item()
     assert error < TOLERANCE[dtype], f"relative error {error:.1e} against float32"
     return error
@@ -254,10 +237,8 @@ def _prefill(heads: str, dtype: torch.dtype, batch: int, length: int, context: i
     def varlen_call(x: PagedInputs, q: Tensor) -> Call:
         from torch.nn.attention.varlen import varlen_attn
 
-        k, v = (
-            cache.transpose(1, 2).flatten(0, 1).repeat_interleave(num_heads // num_kv_heads, 1)
-            for cache in x.contiguous()
-        )
+        flat = (cache.transpose(1, 2).flatten(0, 1) for cache in x.contiguous())
+        k, v = (cache.repeat_interleave(num_heads // num_kv_heads, 1) for cache in flat)
         return lambda: varlen_attn(q, k, v, starts, starts, length, length, window_size=(-1, 0))
 
     contenders: dict[str, Callable[[PagedInputs, Tensor], Call]] = {"ours": ours_call}

@@ -35,8 +35,8 @@ ORCAS = ("orca-oracle", "orca-pow2", "orca-max")
 
 @dataclass(frozen=True)
 class Timing:
-    """Windows (s): saturated from `warm_s` to `saturated_s`, latency to `latency_s`; FasterTransformer's long batches
-    take longer."""
+    """Windows (s): saturated from `warm_s` to `saturated_s` (FasterTransformer: `request_level_s`), latency to
+    `latency_s`."""
 
     warm_s: float
     saturated_s: float
@@ -91,8 +91,7 @@ def steps(warm: WarmEngine, recording: Recording, timing: dict[str, Timing], sys
 
 
 def _sharing_and_blocks(warm: WarmEngine, load_on: Callable[..., Load]) -> Iterator[tuple[Step, str]]:
-    """Saturated runs of what else vLLM shares and how else it may be set (Fig. 14 and 15, 16, 18b and 19b), each with
-    its system."""
+    """Saturated runs of what else vLLM shares and how else it may be set (Fig. 14 to 16, 18b, 19b); each's system."""
 
     def point(key: str, load: Load, more_s: float = 2) -> tuple[Step, str]:
         step = Step(key, load.stop_s + more_s, lambda: [warm.measure(load) | {"kind": step.kind}])
