@@ -1,8 +1,7 @@
 """The process environment of every run: offline unless asked, and untouched by a reader's own settings.
 
 It is applied by the command line and by the tests before anything else is imported, because the libraries read these
-variables when they are imported. It deliberately knows nothing about installing (`repro.setup.bootstrap`) or reporting
-(`repro.setup.doctor`); the standard library only, and good for Pythons that are too old for the rest."""
+variables when they are imported. Standard library only, and good for Pythons that are too old for the rest."""
 
 import os
 import shutil

@@ -142,8 +142,7 @@ def serve(
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """No cyclic garbage collection meanwhile: a run makes many objects and no cycles, and scanning takes a third of
-    it."""
+    """No cyclic garbage collection meanwhile: a run makes many objects, no cycles, and scanning takes a third of it."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -5,15 +5,14 @@ network. Why rebuilt: the paper prints only the two marginal histograms and thei
 also depend on how prompt and output go together, so the measured dependence is put back in.
 
 Recipe, with nothing fitted to any result of the paper:
-1. each marginal is a monotone cubic spline through the histogram's cumulative shares; its one free number,
-   the slope at the shortest length, is the non-negative one that comes closest to the mean printed in the
-   figure;
+1. each marginal is a monotone cubic spline through the histogram's cumulative shares; its one free number, the slope at
+   the shortest length, is the non-negative one that comes closest to the mean printed in the figure;
 2. the joint starts from the measured 5 x 5 table of quintile shares, with no mass on prompt + output > 2048;
-3. iterative proportional fitting brings back both marginals (plain rejection would lose 5 % of ShareGPT's
-   mean prompt) and the measured mean output of each prompt range.
+3. iterative proportional fitting brings back both marginals (plain rejection would lose 5 % of ShareGPT's mean prompt)
+   and the measured mean output of each prompt range.
 
-What this module does not know: the real pairs, spikes at single lengths (such as the stock greeting of 10 tokens), and
-any dependence finer than the quintile table and the conditional means."""
+Not known are the real pairs, spikes at single lengths (such as the stock greeting of 10 tokens), and any dependence
+finer than the quintile table and the conditional means."""
 
 import functools
 import json

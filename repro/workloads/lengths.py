@@ -19,9 +19,8 @@ from repro.engine.errors import UserError
 ARRIVALS_STREAM, LENGTHS_STREAM = 0, 1  # independent random streams of one trace seed
 COLUMNS = ("prompt_tokens", "output_tokens")
 
-# sha256 of the pairs (`pairs_hash`) that the paper's ShareGPT trace was drawn from: the pairs of the authors'
-# artifact (repository sosp-ae-39/sosp-ae-astra) with prompt + output <= 2048; 79,731 pairs with Fig. 11's
-# means, 161.31 / 337.99.
+# sha256 of the pairs (`pairs_hash`) that the paper's ShareGPT trace was drawn from: those of the authors' artifact
+# (sosp-ae-39/sosp-ae-astra) with prompt + output <= 2048; 79,731 pairs with Fig. 11's means, 161.31 / 337.99.
 PAPER_PAIRS = {"sharegpt": "e4837cf1c5bd9975b1868e1dbcbaf49a7bf6871a1ab66c769fd282a0b83e1c0f"}
 
 
@@ -110,11 +109,6 @@ def lengths_from_csv(path: str | Path, workload: str = "sharegpt", max_model_len
 
 @functools.lru_cache(maxsize=8)
 def _load_csv(path: Path, modified_ns: int, size: int, workload: str, max_model_len: int) -> LengthPairs:
-    pairs = _parse_csv(path)
-    return LengthPairs.filtered(pairs, path.name, workload, max_model_len)
-
-
-def _parse_csv(path: Path) -> np.ndarray:
     def fail(line: int, what: str) -> UserError:
         return UserError(
             f"{path}, line {line}: {what}. The file is a header 'prompt_tokens,output_tokens' and then one request a "
@@ -151,4 +145,4 @@ def _parse_csv(path: Path) -> np.ndarray:
         raise fail(rows.line_num, f"not CSV ({error})") from error
     if not pairs:
         raise fail(max(1, rows.line_num), "no request in the file")
-    return np.array(pairs, dtype=np.int64)
+    return LengthPairs.filtered(np.array(pairs, dtype=np.int64), path.name, workload, max_model_len)

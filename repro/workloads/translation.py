@@ -13,8 +13,8 @@ The default lengths:
 - Sentence lengths are about lognormal, here with a standard deviation of half the mean (0.47 in either sample);
   a translation's has a factor of its own, with 0.15 (the six pairs at hand).
 
-What this module does not know: what the sentences say, the pairs behind Fig. 16, and how exact the above is. `scale`
-stretches both lengths, to show what depends on it."""
+The pairs behind Fig. 16 are not known, nor how exact this is: `scale` stretches both lengths, to show what depends on
+it."""
 
 from dataclasses import dataclass, replace
 
@@ -61,9 +61,8 @@ class SentenceLengths:
         )
 
     def draw(self, num_pairs: int, seed: int) -> np.ndarray:
-        """[num_pairs, 2] (source, target) tokens, at least 2 each: the tokenizer's own one and a word.
-
-        A seed's draws of any length begin alike."""
+        """[num_pairs, 2] (source, target) tokens, at least 2 each (the tokenizer's own one and a word). A seed's draws
+        of any length begin alike."""
         normal = np.random.default_rng([seed, LENGTHS_STREAM]).standard_normal((num_pairs, 2))
         sentence = _lognormal(normal[:, :1], SENTENCE_VARIATION) * MEAN_TOKENS
         sentence[:, 1] *= _lognormal(normal[:, 1], TRANSLATION_VARIATION)
