@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Iterator
 from functools import partial
 from importlib import resources
+from itertools import product
 from typing import Any
 
 import torch
@@ -102,12 +103,11 @@ class Beams(Benchmark):
 
     def steps(self, recording: Recording) -> Iterator[Step]:
         """One a batch."""
-        for kind, count in self.num_steps.items():
-            for width in WIDTHS:
-                for batch in batches(self.lengths[kind], count + 2, width, self.llm.num_blocks, self.llm.block_size):
-                    key = f"{kind}/{width} beams/{count} steps/prompts {batch.start} to {batch.stop - 1}"
-                    expected_s = 0.01 * width * count * (batch.stop - batch.start)  # on a CPU
-                    yield Step(key, expected_s, partial(self._rows, kind, width, batch))
+        for (kind, count), width in product(self.num_steps.items(), WIDTHS):
+            for batch in batches(self.lengths[kind], count + 2, width, self.llm.num_blocks, self.llm.block_size):
+                key = f"{kind}/{width} beams/{count} steps/prompts {batch.start} to {batch.stop - 1}"
+                expected_s = 0.01 * width * count * (batch.stop - batch.start)  # on a CPU
+                yield Step(key, expected_s, partial(self._rows, kind, width, batch))
 
     def _rows(self, kind: str, width: int, batch: slice) -> list[Row]:
         # Two tokens beyond the steps: the first one is chosen without a parent, and after the last one nothing forks.

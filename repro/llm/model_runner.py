@@ -190,14 +190,9 @@ class ModelRunner:
         return self._forward(torch.cat([self.token_ids[: shape.rows], ids]), positions, paged, last)
 
     def _forward(self, token_ids: Tensor, positions: Tensor, paged: PagedInputs, keep: Tensor | int) -> Tensor:
+        tokens = {"input_ids": token_ids[None], "position_ids": positions[None]}
         with self._sizes_apart:
-            return self.loaded.model(
-                input_ids=token_ids[None],
-                position_ids=positions[None],
-                use_cache=False,
-                paged=paged,
-                logits_to_keep=keep,
-            ).logits[0]
+            return self.loaded.model(**tokens, use_cache=False, paged=paged, logits_to_keep=keep).logits[0]
 
     def _kept(self, logits: Tensor) -> Tensor:
         """The logits in a buffer that all graphs of steps with prompts share."""

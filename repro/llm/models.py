@@ -148,17 +148,9 @@ def _checked(model: PreTrainedModel, tokenizer: Any | None, name: str, eos: froz
             f"model {name!r} uses sliding-window attention (window {config.sliding_window}), which the paged kernels "
             "do not have; use a model with full attention"
         )
-    summary = ModelConfig(
-        name=name,
-        num_layers=config.num_hidden_layers,
-        hidden_size=config.hidden_size,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        num_parameters=sum(p.numel() for p in model.parameters()),
-        max_model_len=config.max_position_embeddings,
-        bytes_per_value=model.dtype.itemsize,
-    )
+    shape = (config.num_hidden_layers, config.hidden_size, heads, kv_heads, head_dim)
+    num_parameters = sum(p.numel() for p in model.parameters())
+    summary = ModelConfig(name, *shape, num_parameters, config.max_position_embeddings, model.dtype.itemsize)
     return LoadedModel(model.eval().requires_grad_(False), tokenizer, summary, eos)
 
 

@@ -50,11 +50,9 @@ class Conversations:
             f"round of a random one; a conversation {length}; means are those of 2,000 requests",
             filter=f"the last {PROMPT_LIMIT} tokens of history and query; at most {OUTPUT_LIMIT} of output; "
             f"{rounds.filter}",
-            num_pairs=None,
             dropped_share=rounds.dropped_share,
             mean_prompt_tokens=float(prompt),
             mean_output_tokens=float(output),
-            equals_paper_trace=False,
         )
 
     def draw(self, num_pairs: int, seed: int) -> np.ndarray:

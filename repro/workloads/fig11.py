@@ -195,10 +195,8 @@ def fig11_lengths(workload: str, max_model_len: int = 2048) -> JointLengths:
         recipe="independent draws from the joint distribution of prompt and output; a short trace is a small "
         "long one (the authors took the first N pairs of a file and shuffled them, so theirs was not)",
         filter=f"prompt + output <= {min(max_model_len, paper_limit)}",
-        num_pairs=None,
         dropped_share=dropped,
         mean_prompt_tokens=float(mass.sum(axis=1) @ prompt.cell_mean),
         mean_output_tokens=float(mass.sum(axis=0) @ output.cell_mean),
-        equals_paper_trace=False,
     )
     return JointLengths(prompt, output, mass, facts)

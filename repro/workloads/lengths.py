@@ -24,7 +24,7 @@ COLUMNS = ("prompt_tokens", "output_tokens")
 PAPER_PAIRS = {"sharegpt": "e4837cf1c5bd9975b1868e1dbcbaf49a7bf6871a1ab66c769fd282a0b83e1c0f"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SourceFacts:
     """What a trace's card says of the lengths' source. Lengths are in tokens; `num_pairs` (None for a distribution) and
     the means are those after the filter; `dropped_share` is what the filter took, 0 to 1."""
@@ -32,11 +32,11 @@ class SourceFacts:
     source: str
     recipe: str  # how a trace's requests are taken from the source
     filter: str
-    num_pairs: int | None
-    dropped_share: float
+    num_pairs: int | None = None
+    dropped_share: float = 0.0
     mean_prompt_tokens: float
     mean_output_tokens: float
-    equals_paper_trace: bool
+    equals_paper_trace: bool = False
 
 
 class LengthSource(Protocol):

@@ -53,11 +53,8 @@ class SentenceLengths:
             source="sentences like those of WMT16 English to German, from published sizes; not the pairs themselves",
             recipe=f"independent lognormal draws, stretched by {self.scale:g}",
             filter="none",
-            num_pairs=None,
-            dropped_share=0.0,
             mean_prompt_tokens=float(source),
             mean_output_tokens=float(target),
-            equals_paper_trace=False,
         )
 
     def draw(self, num_pairs: int, seed: int) -> np.ndarray:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from repro import kernels
 from repro.bench.benchmark import Step
+from repro.bench.kernels.memory import BLOCK_SIZES
 from repro.bench.kernels.timing import PagedInputs, eager_time_us, graph_time_us, in_order, paged_inputs
 from repro.bench.rows import Row
 from repro.engine.errors import UserError
@@ -103,44 +105,33 @@ def shapes() -> list[tuple[str, list[int]]]:
 def decode(rivals: Sequence[Contender]) -> Iterator[Step]:
     """Both head layouts, fp16 and bf16, 21 shapes, blocks of 16; ours also with its blocks in order, the same memory as
     contiguous K and V, which is what paging itself costs."""
-    for heads in HEADS:
-        for dtype in TOLERANCE:
-            for context, lens in shapes():
-                others = (*rivals, *(sdpa_contenders() if context != "ragged" else ()))
-                yield _step("decode", heads, dtype, context, lens, others=others, paging_cost=True)
+    for heads, dtype, (context, lens) in product(HEADS, TOLERANCE, shapes()):
+        others = (*rivals, *(sdpa_contenders() if context != "ragged" else ()))
+        yield _step("decode", heads, dtype, context, lens, others=others, paging_cost=True)
 
 
 def plans(rivals: Sequence[Contender]) -> Iterator[Step]:
     """What plan_decode's constants were read from: every division of the work for every shape, fp16."""
-    chunks = (64, 128, 256, 512, 1024, 2048, 4096)
-    for heads in HEADS:
-        for context, lens in shapes():
-            divisions = [
-                DecodePlan(True, 16 * num_warps, chunk, num_warps, merge=4 * num_warps)
-                for num_warps in (1, 2, 4)
-                for chunk in chunks
-                if chunk < 2 * max(lens)
-            ]
-            yield _step("plans", heads, torch.float16, context, lens, divisions=divisions)
+    for heads, (context, lens) in product(HEADS, shapes()):
+        chunks = [chunk for chunk in (64, 128, 256, 512, 1024, 2048, 4096) if chunk < 2 * max(lens)]
+        ways = product((1, 2, 4), chunks)
+        divisions = [DecodePlan(True, 16 * warps, chunk, warps, merge=4 * warps) for warps, chunk in ways]
+        yield _step("plans", heads, torch.float16, context, lens, divisions=divisions)
 
 
 def block_sizes(rivals: Sequence[Contender]) -> Iterator[Step]:
     """Block sizes 1 to 256 (Fig. 18b's question put to the kernel alone)."""
     batches = (("256", [256] * 32), ("1024", [1024] * 32), ("256", [256] * 128), ("ragged", ragged_lens()))
-    for heads in HEADS:
-        for context, lens in batches:
-            for size in (1, 2, 4, 8, 16, 32, 64, 128, 256):
-                yield _step("block_sizes", heads, torch.float16, context, lens, block_size=size)
+    for heads, (context, lens), size in product(HEADS, batches, BLOCK_SIZES):
+        yield _step("block_sizes", heads, torch.float16, context, lens, block_size=size)
 
 
 def fig18a(rivals: Sequence[Contender]) -> Iterator[Step]:
     """Fig. 18a's set-up: batches of 8 and 32, contexts of 64, 128 and 256, launched by a graph and one by one."""
     others = (*rivals, *sdpa_contenders())
-    for batch in (8, 32):
-        for context in (64, 128, 256):
-            for launch in ("graph", "eager"):
-                about = {"others": others, "paging_cost": True, "launch": launch}
-                yield _step("fig18a", "40 x 128", torch.float16, str(context), [context] * batch, **about)
+    for batch, context, launch in product((8, 32), (64, 128, 256), ("graph", "eager")):
+        about = {"others": others, "paging_cost": True, "launch": launch}
+        yield _step("fig18a", "40 x 128", torch.float16, str(context), [context] * batch, **about)
 
 
 def _step(name: str, heads: str, dtype: torch.dtype, context: str, lens: Sequence[int], **how: Any) -> Step:
@@ -211,11 +202,10 @@ def _relative_error(out: Tensor, exact: Tensor, dtype: torch.dtype) -> float:
 
 def prefill(rivals: Sequence[Contender]) -> Iterator[Step]:
     """Whole prompts, and chunks after a prefix; beside SDPA and varlen on contiguous K and V of the same lengths."""
-    for heads in HEADS:
-        for dtype in TOLERANCE:
-            for batch, length, context in ((32, 128, 128), (8, 1024, 1024), (1, 4096, 4096), (8, 512, 4096)):
-                key = f"prefill/{heads}/{_name(dtype)}/{batch} of {context}/{length} queries"
-                yield Step(key, 0.5, partial(_prefill, heads, dtype, batch, length, context))
+    sizes = ((32, 128, 128), (8, 1024, 1024), (1, 4096, 4096), (8, 512, 4096))
+    for heads, dtype, (batch, length, context) in product(HEADS, TOLERANCE, sizes):
+        key = f"prefill/{heads}/{_name(dtype)}/{batch} of {context}/{length} queries"
+        yield Step(key, 0.5, partial(_prefill, heads, dtype, batch, length, context))
 
 
 def _prefill(heads: str, dtype: torch.dtype, batch: int, length: int, context: int) -> Iterator[Row]:

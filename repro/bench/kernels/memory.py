@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -62,19 +63,17 @@ def swap() -> Iterator[Row]:
     gpu_pool = torch.empty(shape, device="cuda", dtype=torch.float16).normal_()
     cpu_pool = torch.zeros(shape, dtype=torch.float16, pin_memory=True)
     generator = torch.Generator().manual_seed(0)
-    for num_tokens in (256, 1024):
-        for block_size in BLOCK_SIZES:
-            blocks = (2 * NUM_LAYERS, -1, block_size, NUM_HEADS, HEAD_DIM)
-            gpu, cpu = list(gpu_pool.view(blocks)), list(cpu_pool.view(blocks))
-            both = kernels.cache_pointers(gpu, gpu_pool.device), kernels.cache_pointers(cpu, gpu_pool.device)
-            orders = [torch.randperm(pool_tokens // block_size, generator=generator) for _ in range(2)]
-            pairs = torch.stack(orders, dim=1)[: num_tokens // block_size]
-            for batched in (True, False) if num_tokens == 256 else (True,):
-                for direction in ("out", "in"):
-                    us = _swap_us(gpu, cpu, pairs, both, batched, direction)
-                    name = "ours, one launch" if batched else "2023 way: a copy a block and layer"
-                    row = {"contender": name, "tokens": num_tokens, "block_size": block_size, "direction": direction}
-                    yield row | {"launch": "eager", "us": us, "bytes": 2 * NUM_LAYERS * num_tokens * TOKEN_BYTES}
+    for num_tokens, block_size in product((256, 1024), BLOCK_SIZES):
+        blocks = (2 * NUM_LAYERS, -1, block_size, NUM_HEADS, HEAD_DIM)
+        gpu, cpu = list(gpu_pool.view(blocks)), list(cpu_pool.view(blocks))
+        both = kernels.cache_pointers(gpu, gpu_pool.device), kernels.cache_pointers(cpu, gpu_pool.device)
+        orders = [torch.randperm(pool_tokens // block_size, generator=generator) for _ in range(2)]
+        pairs = torch.stack(orders, dim=1)[: num_tokens // block_size]
+        for batched, direction in product((True, False) if num_tokens == 256 else (True,), ("out", "in")):
+            us = _swap_us(gpu, cpu, pairs, both, batched, direction)
+            name = "ours, one launch" if batched else "2023 way: a copy a block and layer"
+            row = {"contender": name, "tokens": num_tokens, "block_size": block_size, "direction": direction}
+            yield row | {"launch": "eager", "us": us, "bytes": 2 * NUM_LAYERS * num_tokens * TOKEN_BYTES}
 
 
 def _swap_us(

@@ -1,6 +1,4 @@
-"""How kernels are timed: CUDA-graph replay, medians, over data larger than the L2 cache; and the machine's ceilings.
-
-Every benchmark of this package must measure in the same way. This module knows no kernel."""
+"""How kernels are timed: CUDA-graph replay, medians, over data larger than the L2 cache; and the machine's ceilings."""
 
 import statistics
 import time

@@ -7,6 +7,7 @@ any GPU can be laid over the paper's curves."""
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -82,10 +83,8 @@ def steps(warm: WarmEngine, recording: Recording, timing: dict[str, Timing], sys
         if generate.fits(warm):
             yield Step("generate/sharegpt", 150, lambda: [generate.generate_row(warm, "sharegpt")])
     yield Step("steps", 60, lambda: calibrate.cells(warm))
-    for multiple in MULTIPLES:
-        for workload in timing:
-            for name in systems:
-                yield latency(f"latency/{workload}/{name}/{multiple:g}", name, workload, multiple)
+    for multiple, workload, name in product(MULTIPLES, timing, systems):
+        yield latency(f"latency/{workload}/{name}/{multiple:g}", name, workload, multiple)
     if warm.on_gpu:
         yield from (step for step, name in _sharing_and_blocks(warm, load_on) if name in systems)
 
@@ -98,13 +97,10 @@ def _sharing_and_blocks(warm: WarmEngine, load_on: Callable[..., Load]) -> Itera
         return step, load.system
 
     few = partial(load_on, rate=None, **WINDOW)
-    for method in ("parallel", "beam"):
-        for width in WIDTHS:
-            for name in ("vllm", *ORCAS):
-                yield point(f"sharing/{method}/{width}/{name}", few(name, "alpaca", n=width, beams=method == "beam"))
-    for prefix in PREFIXES:
-        for name in ("vllm", "orca-oracle"):
-            yield point(f"prefix/{prefix}/{name}", few(name, TRANSLATION, prefix_tokens=prefix))
+    for method, width, name in product(("parallel", "beam"), WIDTHS, ("vllm", *ORCAS)):
+        yield point(f"sharing/{method}/{width}/{name}", few(name, "alpaca", n=width, beams=method == "beam"))
+    for prefix, name in product(PREFIXES, ("vllm", "orca-oracle")):
+        yield point(f"prefix/{prefix}/{name}", few(name, TRANSLATION, prefix_tokens=prefix))
     sharegpt = partial(load_on, rate=None, **SHAREGPT_WINDOW)
     for size in BLOCK_SIZES:
         for way in PREEMPTIONS:
