@@ -6,5 +6,4 @@ rows        the recording: one file of rows and one manifest in a folder
 run         works through the steps within a budget, and goes on where an earlier call stopped
 kept        which recording a study reads: this machine's own, or the one that comes with the project
 processes   several benchmarks, each in a process of its own; what `make reproduce` measures first
-simulator, kernels, end_to_end, serving, beams, anchors     the benchmarks
-"""
+simulator, kernels, end_to_end, serving, beams, anchors     the benchmarks"""

@@ -4,8 +4,6 @@ For each panel of Fig. 12 and each way to split Fig. 1's slope, the anchor is th
 makes vLLM's simulated latency at the lowest rate drawn for it equal the printed one. It is one number from the paper
 for each panel, so that the latency there is no test of the model; where the curves turn up still is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -20,11 +18,9 @@ from repro.simulate.profiles import context_splits, cost_model
 from repro.simulate.serve import serve, trace_seconds
 from repro.workloads import make_trace
 
-SEEDS = (0, 1, 2)
-
 
 def solve_anchor(
-    panel: str, split: str, rate: float, printed: float, seeds: tuple[int, ...] = SEEDS, precision_ms: float = 0.005
+    panel: str, split: str, rate: float, printed: float, seeds: tuple[int, ...] = (0, 1, 2), precision_ms: float = 0.005
 ) -> float:
     """Milliseconds to add to the fixed cost, so that the mean latency over the seeds at `rate` (req/s) is the `printed`
     one (s/token), by the secant method."""

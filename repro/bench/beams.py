@@ -3,17 +3,14 @@
 Whether beams share blocks depends on which of them a model keeps, and that cannot be made up. The model runs through
 the project's own engine; what is kept are the parent choices that its scheduler logged, no text. Stop tokens are
 ignored, as in the paper's traces. The prompts were written for this purpose; their lengths are spread like those of the
-traces: 18 tokens on average for instructions, 112 and up to 611 for chat.
-
-When all is recorded, parents.json beside the rows is what `repro.simulate.beams` reads: copied over the package's own,
-simulations replay it. On a CPU all of it takes a few hours."""
-
-from __future__ import annotations
+traces: 18 tokens on average for instructions, 112 and up to 611 for chat. When all is recorded (a few hours on a CPU),
+parents.json beside the rows is what `repro.simulate.beams` reads: copied over its own, simulations replay it."""
 
 import json
 from collections.abc import Iterable, Iterator
 from functools import partial
 from importlib import resources
+from itertools import product
 from typing import Any
 
 import torch
@@ -29,11 +26,9 @@ from repro.llm.pool import PoolSize
 from repro.setup.machine import machine
 from repro.simulate.beams import FILE, FORMAT, WIDTHS
 
-#: output tokens to record for each kind of prompt; longer outputs repeat the later half (see
-#: `repro.simulate.beams.Recording.parents`)
+#: output tokens to record for each kind of prompt; longer outputs repeat the later half (`Recording.parents` there)
 STEPS = {"instruction": 192, "chat": 256}
-#: sequences in a batch at most
-MAX_NUM_SEQS = 256
+MAX_NUM_SEQS = 256  # in a batch
 
 
 def prompts() -> dict[str, list[str]]:
@@ -49,18 +44,17 @@ def prompts_hash(texts: dict[str, list[str]]) -> str:
 def batches(
     prompt_tokens: list[int], output_tokens: int, width: int, num_blocks: int, block_size: int
 ) -> Iterator[slice]:
-    """Prompts in order, as many at once as fit without sharing a block: nothing is ever preempted. UserError if one
-    does not."""
-    start, held = 0, 0
+    """Prompts in order, as many at once as fit without sharing a block, so none is preempted. UserError if one does not
+    fit."""
+    start, held, room = 0, 0, num_blocks * 0.98  # the pool keeps one block in a hundred free when it admits
     for index, tokens in enumerate(prompt_tokens):
-        # The pool keeps a little free when it admits (one block in a hundred), and that has to fit as well.
         blocks = width * -(-(tokens + output_tokens) // block_size)
-        if blocks > num_blocks * 0.98:
+        if blocks > room:
             raise UserError(
                 f"{width} beams of {tokens} + {output_tokens} tokens take {blocks} of the pool's {num_blocks} blocks; "
                 "give it more memory with --kv-gib"
             )
-        if held + blocks > num_blocks * 0.98 or (index - start + 1) * width > MAX_NUM_SEQS:
+        if held + blocks > room or (index - start + 1) * width > MAX_NUM_SEQS:
             yield slice(start, index)
             start, held = index, 0
         held += blocks
@@ -71,8 +65,7 @@ def parents_of(events: Iterable[Event], num_requests: int, width: int, num_steps
     """For each request its parent choices, one digit for each beam and step.
 
     A group admitted in iteration k has its first tokens after it and decodes from k + 1 on; the scheduler logs the fork
-    that follows iteration i under i + 1, and logs none where every beam continues itself.
-    """
+    that follows iteration i under i + 1, and logs none where every beam continues itself."""
     unmoved = tuple(range(width))
     steps = [[unmoved] * num_steps for _ in range(num_requests)]
     admitted: dict[int, int] = {}
@@ -110,12 +103,11 @@ class Beams(Benchmark):
 
     def steps(self, recording: Recording) -> Iterator[Step]:
         """One a batch."""
-        for kind, count in self.num_steps.items():
-            for width in WIDTHS:
-                for batch in batches(self.lengths[kind], count + 2, width, self.llm.num_blocks, self.llm.block_size):
-                    key = f"{kind}/{width} beams/{count} steps/prompts {batch.start} to {batch.stop - 1}"
-                    expected_s = 0.01 * width * count * (batch.stop - batch.start)  # on a CPU
-                    yield Step(key, expected_s, partial(self._rows, kind, width, batch))
+        for (kind, count), width in product(self.num_steps.items(), WIDTHS):
+            for batch in batches(self.lengths[kind], count + 2, width, self.llm.num_blocks, self.llm.block_size):
+                key = f"{kind}/{width} beams/{count} steps/prompts {batch.start} to {batch.stop - 1}"
+                expected_s = 0.01 * width * count * (batch.stop - batch.start)  # on a CPU
+                yield Step(key, expected_s, partial(self._rows, kind, width, batch))
 
     def _rows(self, kind: str, width: int, batch: slice) -> list[Row]:
         # Two tokens beyond the steps: the first one is chosen without a parent, and after the last one nothing forks.

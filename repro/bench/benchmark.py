@@ -2,8 +2,6 @@
 
 It does not write: `repro.bench.run` works through the steps and records their rows."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -59,11 +57,9 @@ class Benchmark:
 def seconds_of(text: str) -> float:
     """A length of time as a user writes it: 90s, 30m, 2h; 0, with or without a unit, for none. UserError otherwise."""
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)([smh])", "0s" if text.strip() == "0" else text.strip(), re.ASCII)
-    if not found:
-        raise UserError(
-            f"budget {text!r} is no length of time; write a number and s, m or h, such as 30m, or 0 for none"
-        )
-    return float(found[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0}[found[2]]
+    if found:
+        return float(found[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0}[found[2]]
+    raise UserError(f"budget {text!r} is no length of time; write a number and s, m or h, such as 30m, or 0 for none")
 
 
 def require_gpu(name: str, remedy: str = "run it on a machine with one") -> None:

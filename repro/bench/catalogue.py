@@ -1,7 +1,5 @@
 """What can be measured, with the options of each benchmark. Nothing heavy is imported until one is opened."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module

@@ -5,8 +5,6 @@ sigma 1, clipped to [4, 1024], clipped means 161 and 338 tokens, one draw with s
 tokens). Lengths are forced and decoding is greedy; weights are random, since only shapes matter. One row per K/V pool,
 system and pass; GPU time by kind of kernel comes from another run, under torch.profiler."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import time
@@ -129,7 +127,7 @@ class EndToEnd(Benchmark):
         self.setting = {"model": options.model, "dtype": options.dtype, "graphs": self.fast, "compiled": self.fast}
         self.setting |= {"requests": len(self.load), "lengths_sha256": sha256_file(lengths)}
         self.setting |= {"max_num_batched_tokens": options.batched_tokens, "device": torch.cuda.get_device_name()}
-        self._pool: tuple[float, WarmEngine] | None = None
+        self._pools: dict[float, WarmEngine] = {}  # one at a time
 
     def start(self, recording: Recording) -> dict[str, Any]:
         self.loaded = models.load(self.options.model, "cuda", self.options.dtype)
@@ -144,15 +142,15 @@ class EndToEnd(Benchmark):
 
     def _warm(self, gib: float) -> WarmEngine:
         """The engine with a pool of so much memory, 0 for all that is free; another one's is given back first."""
-        if self._pool is None or self._pool[0] != gib:
-            if self._pool is not None:
-                self._pool[1].give_back()
-            self._pool = None
+        if gib not in self._pools:
+            for warm in self._pools.values():
+                warm.give_back()
+            self._pools.clear()
             pool, config = PoolSize(kv_gib=gib) if gib else PoolSize(free_share=0.92), self.loaded.config
             slots = BLOCK_SIZE * pool.blocks(config, BLOCK_SIZE, self.loaded.device)
             longest = config.max_model_len
-            self._pool = gib, WarmEngine(self.loaded, slots, max_model_len=longest, swap=0.0, fast=self.fast)
-        return self._pool[1]
+            self._pools[gib] = WarmEngine(self.loaded, slots, max_model_len=longest, swap=0.0, fast=self.fast)
+        return self._pools[gib]
 
     def _rows(self, gib: float, name: str, attempt: int, profiled: bool) -> list[Row]:
         # Only vLLM bounds the tokens of an iteration (see repro.engine.systems).

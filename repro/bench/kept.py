@@ -3,8 +3,6 @@
 `make reproduce` on a GPU machine measures into results/measured; experiments/recorded/<gpu> holds rows that were
 measured once and are kept as evidence. Which of the two a row comes from is its kind of evidence."""
 
-from __future__ import annotations
-
 import csv
 import math
 from pathlib import Path
@@ -33,11 +31,10 @@ def own_folder() -> Path:
 
 
 def find(gpu: str, kind: str, needs: str | None = None) -> tuple[Path, str]:
-    """The rows file of a kind of measurement (a folder with a file of that name), and its evidence: "measured" or
-    "recorded".
+    """The rows file of a kind of measurement, and its evidence ("measured" or "recorded"). The file need not be there.
 
     This machine's own file is taken only if it has a row whose `kind` is `needs` (None: any): a short budget may not
-    have come so far. The file need not be there. UserError for a GPU that is not recorded."""
+    have come so far. UserError for a GPU that is not recorded."""
     own = own_folder() / kind / f"{kind}.csv"
     if gpu == AUTO and own.is_file() and (needs is None or any(row["kind"] == needs for row in read(own, "measured"))):
         return own, "measured"
@@ -65,21 +62,18 @@ def runs(gpu: str, *kinds: str) -> dict[str, Any]:
 
 
 def read(path: Path, evidence: str) -> list[Row]:
-    """Rows as numbers and text; empty cells are None. Of a recording that several calls went on with, those that belong
-    together: measured with the setting of its last row, and of each point the newest. UserError if the file is missing
-    or damaged."""
+    """Rows as numbers and text; empty cells are None. Of a recording of several calls, those that belong together: with
+    the setting of its last row, and of each point the newest. UserError if the file is missing or damaged."""
     if not path.is_file():
         raise UserError(
             f"{path} is missing; restore it, or measure on a GPU: python -m repro bench {path.stem} --out {path.parent}"
         )
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            rows = [
-                {name: _value(name, text) for name, text in row.items()} | {"evidence": evidence}
-                for row in csv.DictReader(file)
-            ]
+            rows = [{name: _value(name, text) for name, text in row.items()} for row in csv.DictReader(file)]
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}); restore it, or remove it") from error
+    rows = [row | {"evidence": evidence} for row in rows]
     if not rows or "key" not in rows[0]:
         return rows
     last = {name: row[name] for row in rows for name in _SETTING.get(path.stem, ()) if row.get(name) is not None}

@@ -2,8 +2,6 @@
 
 A failure of one is said and stops no other; whatever needs rows then takes those that there are."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
@@ -18,8 +16,6 @@ from repro.setup.environment import ROOT, nvidia_driver
 
 #: what is measured on a GPU, with its options; the budget is that of the recorded serving rows
 ON_GPU = {"kernels": (), "end_to_end": (), "serving": ("--budget", "5m")}
-#: the exit code of a benchmark that finds no usable GPU or not enough memory
-_REFUSED = 2
 
 
 def _run(name: str, folder: Path, *options: str) -> int:
@@ -68,5 +64,6 @@ def measure_first(budget: str) -> None:
 
 def _measure_part(name: str, *options: str) -> None:
     if code := _run(name, kept.own_folder() / name, *options):
-        said = f"repro: bench {name} ended with code {code}" + (", see above" if code == _REFUSED else "")
+        # A benchmark that finds no usable GPU, or not enough memory, says so and ends with 2.
+        said = f"repro: bench {name} ended with code {code}" + (", see above" if code == 2 else "")
         print(f"{said}; figures are drawn from the rows that there are", file=sys.stderr)

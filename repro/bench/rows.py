@@ -3,8 +3,6 @@
 The rows file is all the state there is. It is written whole after every point, and a point whose rows it has, from the
 same code, is not measured again. Nothing that was ever measured is removed from it."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Collection, Iterable, Mapping
@@ -18,9 +16,8 @@ Row = dict[str, Any]
 
 
 class Recording:
-    """`name`.csv and manifest.json in `folder`: the rows are text, in the order of measurement; `code` is the hash of
-    what measures. Rows of other code stay in the file but do not count, unless it is named in `also`. UserError if the
-    file holds something else."""
+    """`name`.csv and manifest.json in `folder`: rows are text, in the order of measurement; `code` is the hash of what
+    measures. Rows of other code do not count, unless it is named in `also`. UserError if the file holds others."""
 
     def __init__(self, folder: Path, name: str, code: str, also: Collection[str] = ()) -> None:
         self.folder, self.path, self.code = folder, folder / f"{name}.csv", code
@@ -57,19 +54,16 @@ class Recording:
         write_atomically(self.path, text.getvalue().encode())
 
     def begin(self, about: Mapping[str, Any]) -> None:
-        """Write the manifest of a call that begins; those of the calls that made the rows so far are its
-        `earlier_parts`."""
+        """Write the manifest of a call that begins; `earlier_parts` are those of earlier calls, if there are rows."""
         earlier = read_manifest(self.folder)
         parts = {"earlier_parts": [*earlier.pop("earlier_parts", []), earlier]} if self.all else {}
         self._manifest = {**about, **parts}
-        self._write_manifest(points_left_out=None)
+        self.end({}, points_left_out=None)
 
-    def end(self, about: Mapping[str, Any], points_left_out: int) -> None:
+    def end(self, about: Mapping[str, Any], points_left_out: int | None) -> None:
         """Complete the manifest of the call."""
-        self._write_manifest(**about, points_left_out=points_left_out)
-
-    def _write_manifest(self, **more: Any) -> None:
-        write_atomically(self.folder / "manifest.json", pretty_json(self._manifest | more))
+        manifest = {**self._manifest, **about, "points_left_out": points_left_out}
+        write_atomically(self.folder / "manifest.json", pretty_json(manifest))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Works through a benchmark's steps within a budget, and goes on where an earlier call stopped."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -56,11 +54,8 @@ def work_through(
     shown: Sequence[str] = (),
     say: Callable[[str], None] = tqdm.write,
 ) -> tuple[int, int]:
-    """Measure what is missing and does not overrun the budget; how many points another call will measure, and how many
-    none can.
-
-    A later point that takes less may still fit. One that cannot be measured, for want of memory say, is left out as
-    well."""
+    """Measure what is missing and does not overrun the budget (a later point that takes less may still fit); how many
+    points another call will measure, and how many none can, for want of memory say."""
     missing = {step.key: step.expected_s for step in steps() if recording.find(step.key) is None}
     left_s, done_s, later, never, started = sum(missing.values()), 0.0, 0, 0, time.monotonic()
     say(f"{len(missing)} points to measure, about {_clock(left_s)}; the budget has {_clock(max(0, budget_s))} left")

@@ -2,8 +2,6 @@
 
 Times are this machine's; nothing else depends on them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -42,16 +40,12 @@ def served(varied: str, name: str, workload: str, rate: float, hours: float, poo
         start = time.perf_counter()
         run = serve(SYSTEMS[name], deployment, trace, costs, observers=[batch])
         seconds.append(time.perf_counter() - start)
-    best, case = min(seconds), {"varied": varied, "system": name, "workload": workload}
-    found = {
-        "requests": len(trace),
-        "iterations": run.engine.scheduler.iteration,
-        "batched_requests": round(batch.mean, 1),
-        "seconds": round(best, 3),
-        "simulated_hours_per_second": round(run.engine.clock.now / 3600 / best, 2),
-        "microseconds_per_request": round(1e6 * best / len(trace), 1),
-    }
-    return [case | {"rate": rate, "hours": hours, "pool": pool} | found]
+    best = min(seconds)
+    row = {"varied": varied, "system": name, "workload": workload, "rate": rate, "hours": hours, "pool": pool}
+    row |= {"requests": len(trace), "iterations": run.engine.scheduler.iteration}
+    row |= {"batched_requests": round(batch.mean, 1), "seconds": round(best, 3)}
+    row |= {"simulated_hours_per_second": round(run.engine.clock.now / 3600 / best, 2)}
+    return [row | {"microseconds_per_request": round(1e6 * best / len(trace), 1)}]
 
 
 class Simulator(Benchmark):

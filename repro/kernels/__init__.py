@@ -11,6 +11,7 @@ tokens, the newest included."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -85,8 +86,7 @@ def paged_prefill_attention(
     max_query_len: int,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of chunks of queries over their paged contexts (Sections 4.3 and 4.4): [tokens, heads,
-    head_dim].
+    """Causal attention of chunks of queries over their paged contexts (Sections 4.3 and 4.4); of the shape of q.
 
     q: [num_tokens, num_heads, head_dim], chunk i being rows cu_seqlens_q[i]:cu_seqlens_q[i + 1] (int32 [batch + 1]) and
     the last positions of context i, whose K and V are in the cache already; max_query_len: an upper bound of the
@@ -98,8 +98,7 @@ def paged_prefill_attention(
 
 
 def copy_blocks(caches: Sequence[Tensor], pairs: Tensor, pointers: Tensor | None = None) -> None:
-    """In every cache (all layers' K and V), copy block pairs[i, 0] to pairs[i, 1]: copy-on-write (Section
-    4.4).
+    """In every cache (all layers' K and V), copy block pairs[i, 0] to pairs[i, 1]: copy-on-write (Section 4.4).
 
     pairs: int64 [n, 2] on the caches' device. The copies of one call happen in no order, so no block may be written
     twice, or both read and written. pointers: on a GPU, `cache_pointers(caches)`, made once; default: made per call."""
@@ -114,8 +113,7 @@ def swap_blocks(
     batched: bool = True,
     pointers: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Copy block pairs[i, 0] of each source cache to pairs[i, 1] of its target cache: swapping (Sections 4.5,
-    5.1).
+    """Copy block pairs[i, 0] of each source cache to pairs[i, 1] of its target cache: swapping (Sections 4.5, 5.1).
 
     One side is on the GPU, the other in pinned CPU memory (or both on the CPU); pairs: int64 [n, 2], on the CPU. The
     work is queued on the current stream. batched: one launch for all blocks and layers; otherwise one copy a block and
@@ -137,8 +135,6 @@ def _implementation(cache: Tensor, module: str) -> ModuleType:
         from repro.kernels import reference
 
         return reference
-    from importlib import import_module
-
     return import_module(f"repro.kernels.{module}")
 
 

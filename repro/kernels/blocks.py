@@ -1,5 +1,4 @@
-"""Batched block copy and swap: whole blocks, over all layers' caches, in one launch (Sections 4.4, 4.5 and
-5.1).
+"""Batched block copy and swap: whole blocks, over all layers' caches, in one launch (Sections 4.4, 4.5 and 5.1).
 
     target[c][pairs[i, 1]] = source[c][pairs[i, 0]]   for every cache c (a layer's K or V) and pair i
 

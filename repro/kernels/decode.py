@@ -94,36 +94,10 @@ def paged_decode_attention(
         extra = {"ROWS": triton.next_power_of_2(group), "SLICES": plan.num_warps}
     else:
         heads, kernel, extra = num_heads, decode_rows, {}
-    kernel[(heads, max_chunks, batch)](
-        out,
-        q,
-        k_cache,
-        v_cache,
-        block_table,
-        context_lens,
-        partial_out,
-        partial_lse,
-        workspace,
-        scale * LOG2E,
-        plan.chunk,
-        max_chunks,
-        q.stride(0),
-        q.stride(1),
-        out.stride(0),
-        out.stride(1),
-        k_cache.stride(0),
-        k_cache.stride(1),
-        k_cache.stride(2),
-        block_table.stride(0),
-        block_table.shape[1],
-        GROUP=group,
-        HEAD_DIM=head_dim,
-        BLOCK_D=block_d,
-        BLOCK_SIZE=k_cache.shape[1],
-        TILE=plan.tile,
-        MERGE=plan.merge,
-        STAGES=plan.stages,
-        num_warps=plan.num_warps,
-        **extra,
-    )
+    tensors = (out, q, k_cache, v_cache, block_table, context_lens, partial_out, partial_lse, workspace)
+    strides = (*q.stride()[:2], *out.stride()[:2], *k_cache.stride()[:3], block_table.stride(0))
+    sizes = {"GROUP": group, "HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK_SIZE": k_cache.shape[1]}
+    sizes |= {"TILE": plan.tile, "MERGE": plan.merge, "STAGES": plan.stages, "num_warps": plan.num_warps, **extra}
+    numbers = (scale * LOG2E, plan.chunk, max_chunks, *strides, block_table.shape[1])
+    kernel[(heads, max_chunks, batch)](*tensors, *numbers, **sizes)
     return out

@@ -172,32 +172,12 @@ def paged_prefill_attention(
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     queries, tile, num_warps, num_stages = tiles or _tiles(q.dtype, block_d, max_query_len)
     batch = cu_seqlens_q.shape[0] - 1
-    _prefill_kernel[(triton.cdiv(max_query_len, queries), num_heads, batch)](
-        out,
-        q,
-        k_cache,
-        v_cache,
-        block_table,
-        context_lens,
-        cu_seqlens_q,
-        scale * LOG2E,
-        q.stride(0),
-        q.stride(1),
-        out.stride(0),
-        out.stride(1),
-        k_cache.stride(0),
-        k_cache.stride(1),
-        k_cache.stride(2),
-        block_table.stride(0),
-        GROUP=num_heads // k_cache.shape[2],
-        HEAD_DIM=head_dim,
-        BLOCK_D=block_d,
-        BLOCK_SIZE=k_cache.shape[1],
-        QUERIES=queries,
-        TILE=tile,
-        num_warps=num_warps,
-        num_stages=num_stages,
-    )
+    tensors = (out, q, k_cache, v_cache, block_table, context_lens, cu_seqlens_q)
+    strides = (*q.stride()[:2], *out.stride()[:2], *k_cache.stride()[:3], block_table.stride(0))
+    sizes = {"GROUP": num_heads // k_cache.shape[2], "HEAD_DIM": head_dim, "BLOCK_D": block_d}
+    sizes |= {"BLOCK_SIZE": k_cache.shape[1], "QUERIES": queries, "TILE": tile}
+    launch = _prefill_kernel[(triton.cdiv(max_query_len, queries), num_heads, batch)]
+    launch(*tensors, scale * LOG2E, *strides, **sizes, num_warps=num_warps, num_stages=num_stages)
     return out
 
 

@@ -1,12 +1,8 @@
 """Plain-torch references of every kernel, with the same signatures.
 
-What: the five operations of the paged KV cache in a few lines of torch each. Why: they define what the Triton kernels
-must compute, and they are the CPU executor's implementation. Each sequence is attended on its own, so that its result
-does not depend on what else is in the batch. This module deliberately knows no Triton, no CUDA graph and no layer
-count.
-
-Layout, here and in every kernel: k_cache, v_cache [num_blocks, block_size, num_kv_heads, head_dim]; block_table int32
-[batch, max_blocks]; context_lens int32 [batch], in tokens, the newest included."""
+They define what the Triton kernels must compute, and they are the CPU executor's implementation. Each sequence is
+attended on its own, so that its result does not depend on what else is in the batch. The layout is that of
+`repro.kernels`."""
 
 from collections.abc import Sequence
 
@@ -80,16 +76,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     if 1 < num_queries < context_len:
         mask = torch.ones(num_queries, context_len, dtype=torch.bool, device=q.device).tril(context_len - num_queries)
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
-    attended = scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=mask,
-        is_causal=1 < num_queries == context_len,
-        scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
-    return attended[0].transpose(0, 1)
+    how = {"is_causal": 1 < num_queries == context_len, "scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
+    return scaled_dot_product_attention(q, k, v, mask, **how)[0].transpose(0, 1)
 
 
 def copy_blocks(caches: Sequence[Tensor], pairs: Tensor, pointers: Tensor | None = None) -> None:

@@ -2,8 +2,7 @@
 
     k_cache[s // block_size, s % block_size, h, d] = k[t, h, d],   s = slot_mapping[t] >= 0;   the same for v
 
-One launch writes both caches. The inputs may be strided views, as attention layers hand them over.
-"""
+One launch writes both caches. The inputs may be strided views, as attention layers hand them over."""
 
 import triton
 import triton.language as tl
@@ -50,22 +49,7 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     if num_tokens == 0:
         return
     span = min(2048, triton.next_power_of_2(num_heads * head_dim))
-    _write_kernel[(num_tokens, triton.cdiv(num_heads * head_dim, span))](
-        k,
-        v,
-        k_cache,
-        v_cache,
-        slot_mapping,
-        k.stride(0),
-        k.stride(1),
-        v.stride(0),
-        v.stride(1),
-        k_cache.stride(0),
-        k_cache.stride(1),
-        k_cache.stride(2),
-        NUM_HEADS=num_heads,
-        HEAD_DIM=head_dim,
-        BLOCK_SIZE=k_cache.shape[1],
-        SPAN=span,
-        num_warps=8,
-    )
+    strides = (*k.stride()[:2], *v.stride()[:2], *k_cache.stride()[:3])
+    sizes = {"NUM_HEADS": num_heads, "HEAD_DIM": head_dim, "BLOCK_SIZE": k_cache.shape[1], "SPAN": span}
+    launch = _write_kernel[(num_tokens, triton.cdiv(num_heads * head_dim, span))]
+    launch(k, v, k_cache, v_cache, slot_mapping, *strides, **sizes, num_warps=8)

@@ -4,12 +4,9 @@ A model runs on flattened tokens [1, total]: first one token of each decoding se
 attention layer calls `paged_attention` with the projected queries, keys and values; it writes K and V into the layer's
 pool and attends through the block tables that came in as the keyword `paged`. No mask and no cache object is built. The
 work is one operator, so that torch.compile sees a single opaque call, with tensors only (plain numbers that change from
-step to step would make it compile again): the sizes travel as a small CPU tensor.
-"""
+step to step would make it compile again): the sizes travel as a small CPU tensor."""
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +27,7 @@ class PagedInputs(NamedTuple):
     context_lens  int32 [sequences]          tokens to attend to, the newest included
     cu_chunks     int32 [chunks + 1]         first token of each chunk, counted from the first chunk
     sizes         int64 [3], on the CPU      decoding sequences; upper bounds of their contexts and of a chunk
-    workspace     int32 zeros                scratch of the decode kernel
-    """
+    workspace     int32 zeros                scratch of the decode kernel"""
 
     slots: Tensor
     block_table: Tensor
@@ -41,21 +37,11 @@ class PagedInputs(NamedTuple):
     workspace: Tensor
 
 
-def _paged_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slots: Tensor,
-    block_table: Tensor,
-    context_lens: Tensor,
-    cu_chunks: Tensor,
-    sizes: Tensor,
-    workspace: Tensor,
-    scale: float,
-) -> Tensor:
-    """q [tokens, heads, dim], k and v [tokens, kv_heads, dim] -> attended [tokens, heads, dim]."""
+def _paged_attention(q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, *others: Any) -> Tensor:
+    """q [tokens, heads, dim], k and v [tokens, kv_heads, dim] -> attended [tokens, heads, dim].
+
+    `others` are the fields of PagedInputs and the scale."""
+    slots, block_table, context_lens, cu_chunks, sizes, workspace, scale = others
     kernels.write_kv(k, v, k_cache, v_cache, slots)
     caches = k_cache, v_cache
     decodes, decode_context, chunk = sizes.tolist()
@@ -102,8 +88,7 @@ def paged_attention(
     """query [1, heads, tokens, dim], key and value [1, kv_heads, tokens, dim] -> [1, tokens, heads, dim].
 
     `scaling` is taken as given (OPT scales its queries itself and passes 1). The layer's pools are its attributes
-    `k_cache` and `v_cache` (see `attach`).
-    """
+    `k_cache` and `v_cache` (see `attach`)."""
     if paged is None:
         raise UserError("a model loaded for the paged engine needs block tables; run it through TorchExecutor or LLM")
     if sliding_window is not None:

@@ -1,10 +1,7 @@
 """From a SchedulerOutput to arrays: who is in the batch, at which lengths, and where each token's K and V go.
 
 A batch has a row per sequence: first those that decode, then those of the groups that run their prompt. Rows keep their
-block tables from step to step, so that a step costs what has changed in it. Numpy only; no device is known here.
-"""
-
-from __future__ import annotations
+block tables from step to step, so that a step costs what has changed in it. Numpy only; no device is known here."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -28,12 +25,10 @@ class GroupRows(NamedTuple):
 
 @dataclass(slots=True)
 class Chunks:
-    """Prompts to run, flattened: `rows` has the batch row whose block table each chunk uses, the rest is as in
-    PagedInputs.
+    """Prompts to run, flattened: `rows` has the batch row whose block table each chunk uses; see also PagedInputs.
 
     `token_ids`, `positions` and `slots` are int64 [tokens]; `logits_of` int64 [rows] maps each prompt row of the batch
-    to the chunk whose last token predicts its next one (fresh samples of one prompt share a chunk).
-    """
+    to the chunk whose last token predicts its next one (fresh samples of one prompt share a chunk)."""
 
     rows: np.ndarray
     context_lens: np.ndarray
@@ -57,8 +52,7 @@ class Batch:
     context_lens  int32 [decodes]    stored tokens once the step has run
     grow          int32 [decodes]    1 if another token may follow in this step, else 0
     live          bool [rows]        whether its token counts: finished members of a static batch are computed along
-    tables        int32 [rows, max_blocks]
-    """
+    tables        int32 [rows, max_blocks]"""
 
     seqs: list[Sequence]
     rows: list[SequenceState]
@@ -151,8 +145,7 @@ class BatchBuilder:
         return rows, groups
 
     def _refresh(self, groups: list[GroupRows], seqs: list[Sequence], num_decodes: int, num_iterations: int) -> None:
-        """Copy the block tables that have changed: those that grew, and any of several sequences (they copy on
-        write)."""
+        """Copy the block tables that have changed: those that grew, and any of several sequences (copy on write)."""
         needed = -(-(self._context[:num_decodes] + num_iterations - 1) // self.block_size)
         stale = set(np.flatnonzero(self._counts[:num_decodes] < needed).tolist())
         for _, _, first, count in groups:

@@ -1,7 +1,5 @@
 """What a model's greedy tokens are by definition: those of an untouched transformers model with the same weights."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -4,8 +4,6 @@ On a GPU, when nothing in a batch depends on its tokens (no stop tokens, no beam
 before it is waited for, so that the host prepares a step while the GPU runs another; scheduling is the same either way.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
@@ -56,8 +54,7 @@ class TorchExecutor(Executor):
     """One model, one pool, one memory manager. Give each request its prompt with `submit` before the engine sees it.
 
     Results appear in `finished` by request id; `flush` first, so that the last step's are there. `with_logprobs` also
-    keeps each token's log-probability under the model.
-    """
+    keeps each token's log-probability under the model."""
 
     def __init__(
         self,
@@ -83,8 +80,7 @@ class TorchExecutor(Executor):
 
         With `beams`, beams continue where it says and not where the model would: with random weights, all is computed
         as always and as much is shared as by the model that was recorded (see repro.simulate.beams). The model is given
-        this executor's pool: several executors may share a model, but only the one begun last runs.
-        """
+        this executor's pool: several executors may share a model, but only the one begun last runs."""
         attach(self.loaded.model, self.store.caches)
         self.manager, self._replayed_beams = manager, beams
         self.builder = BatchBuilder(manager, self._max_num_seqs, manager.cdiv(self.loaded.config.max_model_len))
@@ -190,8 +186,7 @@ class TorchExecutor(Executor):
         """The newest tokens of rows that were not in the last batch (swapped in); 0 elsewhere.
 
         Only the last step may still be queued, and a row that it did not have has all its tokens here already. For the
-        same reason a prompt can be recomputed without waiting.
-        """
+        same reason a prompt can be recomputed without waiting."""
         tokens = np.zeros(len(batch.rows), np.int64)
         if batch.source is not None:
             for row in np.flatnonzero(batch.source[: batch.num_decodes] < 0):

@@ -2,10 +2,7 @@
 
 One compilation of a decoder layer serves all layers and all batch sizes. It fuses the small operations between matrix
 products, and runs projections of the same input as one product: their weights are laid side by side, each projection is
-a slice of the common product, and equal products are computed once.
-"""
-
-from __future__ import annotations
+a slice of the common product, and equal products are computed once."""
 
 from collections.abc import Sequence
 

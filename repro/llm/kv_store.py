@@ -1,10 +1,7 @@
 """The K/V pools themselves: per layer one K and one V tensor of blocks, and their twins in CPU memory for swapping.
 
 Which block belongs to whom is the memory manager's business; this module only holds the data and moves whole blocks as
-CacheOps say, in the order in which they were issued.
-"""
-
-from __future__ import annotations
+CacheOps say, in the order in which they were issued."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -23,8 +20,7 @@ def batches(ops: Iterable[CacheOp]) -> Iterator[list[CacheOp]]:
     """Cut an ordered list of operations into runs that may happen in any order within themselves (one launch each).
 
     A run is of one kind, writes no block twice, and no copy in it reads what another one writes or writes what another
-    one reads.
-    """
+    one reads."""
     run: list[CacheOp] = []
     reads: set[int] = set()
     writes: set[int] = set()
@@ -44,8 +40,7 @@ class KVStore:
     """`caches` holds K of layer 0, V of layer 0, K of layer 1, ...: [num_blocks, block_size, kv_heads, head_dim] each.
 
     `cpu_caches` is the same with `num_cpu_blocks` blocks, in page-locked memory if the pool is on a GPU. The pools
-    start uninitialised: no slot is read before it was written.
-    """
+    start uninitialised: no slot is read before it was written."""
 
     def __init__(
         self,

@@ -5,10 +5,7 @@
     result[0].texts; result.statistics
 
 Any system of `repro.engine.systems` runs through the same engine: `LLM("smollm2", system="orca-max")`. This module only
-puts the parts together; it decides nothing about scheduling, memory or sampling.
-"""
-
-from __future__ import annotations
+puts the parts together; it decides nothing about scheduling, memory or sampling."""
 
 import dataclasses
 from collections import Counter
@@ -126,8 +123,7 @@ class LLM:
 
     `model`, `device`, `dtype`, `hub` as in `repro.llm.models.load`; `system` a name of repro.engine.systems; `pool` at
     most one of PoolSize's ways to size it; `swap_gib` of CPU memory take swapped groups (default: as much as the pool,
-    4 at most); `scheduler` changes settings of the system's SchedulerConfig, such as max_num_seqs or preemption.
-    """
+    4 at most); `scheduler` changes settings of the system's SchedulerConfig, such as max_num_seqs or preemption."""
 
     def __init__(
         self,
@@ -187,8 +183,7 @@ class LLM:
 
         `arrival_s` are the seconds, not decreasing, at which the prompts arrive (default: all at the start). `prefix`
         is computed once, kept in memory and put before every prompt (§4.4, shared prefix). UserError if a prompt cannot
-        be run; the LLM stays usable.
-        """
+        be run; the LLM stays usable."""
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         one_for_all = isinstance(sampling, SamplingParams | None)
         params = [sampling or SamplingParams()] * len(prompts) if one_for_all else list(sampling)
@@ -254,7 +249,7 @@ class _Recorder(Observer):
     batch: list[int] = field(default_factory=list)
     usage: list[float] = field(default_factory=list)
 
-    def __enter__(self) -> _Recorder:
+    def __enter__(self) -> "_Recorder":
         from tqdm import tqdm
 
         self._bar = tqdm(total=self.total, unit=" requests", disable=not self.progress)

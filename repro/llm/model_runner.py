@@ -3,10 +3,7 @@
 The newest token of every row stays on the device, where the next step takes it from, so the host can prepare a step
 while the last one runs. A step is a function of static buffers; on a GPU it is captured once per bucket of sizes, and
 replayed: launching its kernels one by one takes the host longer than the GPU needs for them. Steps with prompts are
-padded to buckets of rows and of prompt tokens. What tokens mean and when a request ends is not known here.
-"""
-
-from __future__ import annotations
+padded to buckets of rows and of prompt tokens. What tokens mean and when a request ends is not known here."""
 
 import itertools
 from collections.abc import Callable
@@ -43,7 +40,7 @@ class MixedShape(NamedTuple):
     longest: int
 
     @classmethod
-    def bucket(cls, rows: int, tokens: int, context: int) -> MixedShape:
+    def bucket(cls, rows: int, tokens: int, context: int) -> "MixedShape":
         return cls(rows, tokens, MAX_CHUNKS, context, tokens)
 
     @property
@@ -64,8 +61,7 @@ class MixedShape(NamedTuple):
 class ModelRunner:
     """`max_rows` sequences at most; block tables `max_blocks` wide.
 
-    `graphs`: capture decoding on a GPU. `compiled`: see `fuse`; it changes the model in place.
-    """
+    `graphs`: capture decoding on a GPU. `compiled`: see `fuse`; it changes the model in place."""
 
     def __init__(
         self, loaded: LoadedModel, block_size: int, max_rows: int, max_blocks: int, graphs: bool, compiled: bool
@@ -114,8 +110,7 @@ class ModelRunner:
     def decode(self, batch: Batch) -> Tensor:
         """One token for every row: logits [rows, vocabulary]. `token_ids` has the greedy tokens, contexts have grown.
 
-        On a GPU the batch is padded to a bucket, with or without graphs, so that both compute the same.
-        """
+        On a GPU the batch is padded to a bucket, with or without graphs, so that both compute the same."""
         count, max_context = batch.num_decodes, batch.max_context
         if self.device.type == "cpu" or count > BATCH_BUCKETS[-1]:
             return self._decode(count, max_context)
@@ -161,8 +156,7 @@ class ModelRunner:
     def prefill(self, batch: Batch) -> Tensor:
         """Decoding rows and chunks of prompts in one pass: logits [rows, vocabulary].
 
-        On a GPU padded to buckets as far as they reach, with or without graphs, so that both compute the same.
-        """
+        On a GPU padded to buckets as far as they reach, with or without graphs, so that both compute the same."""
         chunks, count = batch.chunks, batch.num_decodes
         shape = self._mixed_shape(batch)
         packed = self._upload(_packed(batch, shape, self.block_size))
@@ -196,14 +190,9 @@ class ModelRunner:
         return self._forward(torch.cat([self.token_ids[: shape.rows], ids]), positions, paged, last)
 
     def _forward(self, token_ids: Tensor, positions: Tensor, paged: PagedInputs, keep: Tensor | int) -> Tensor:
+        tokens = {"input_ids": token_ids[None], "position_ids": positions[None]}
         with self._sizes_apart:
-            return self.loaded.model(
-                input_ids=token_ids[None],
-                position_ids=positions[None],
-                use_cache=False,
-                paged=paged,
-                logits_to_keep=keep,
-            ).logits[0]
+            return self.loaded.model(**tokens, use_cache=False, paged=paged, logits_to_keep=keep).logits[0]
 
     def _kept(self, logits: Tensor) -> Tensor:
         """The logits in a buffer that all graphs of steps with prompts share."""

@@ -3,10 +3,7 @@
 Model code is transformers' own; an attention function of ours replaces only the attention between projections (see
 `attention`). A throughput measurement needs the shapes of a model and not its knowledge, so every architecture of
 `repro.engine.config.MODELS` can be had with seeded random weights, without a download. This module does not know the
-K/V store, and it asks no hub unless told to.
-"""
-
-from __future__ import annotations
+K/V store, and it asks no hub unless told to."""
 
 import copy
 import importlib.util
@@ -48,12 +45,10 @@ class LoadedModel:
 
 def load(name: str, device: str = "cpu", dtype: str | None = None, *, seed: int = 0, hub: bool = False) -> LoadedModel:
     """A model by name: "smollm2", one of `repro.engine.config.MODELS` (random weights from `seed`), a folder, a GGUF
-    file, or a hub id.
+    file, or a hub id. UserError if it cannot be had or cannot be run.
 
     Files are only ever read as data: no code that comes with a checkpoint is run. `dtype` is float32 on a CPU and
-    bfloat16 on a GPU unless given. A hub id needs `hub=True` to be looked up on the network; without it only what is on
-    this machine already is used. UserError if it cannot be had or cannot be run.
-    """
+    bfloat16 on a GPU unless given. Only with `hub=True` is a hub id looked up on the network."""
     if dtype is None:
         dtype = "float32" if torch.device(device).type == "cpu" else "bfloat16"
     if dtype not in DTYPES:
@@ -147,52 +142,27 @@ def _checked(model: PreTrainedModel, tokenizer: Any | None, name: str, eos: froz
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     kernels.check_cache(model.dtype, 1, head_dim, heads, kv_heads)
-    if getattr(config, "sliding_window", None) and _attention_kinds(config) != "full_attention":
+    kinds = set(getattr(config, "layer_types", None) or ["unknown"])
+    if getattr(config, "sliding_window", None) and kinds != {"full_attention"}:
         raise UserError(
             f"model {name!r} uses sliding-window attention (window {config.sliding_window}), which the paged kernels "
             "do not have; use a model with full attention"
         )
-    summary = ModelConfig(
-        name=name,
-        num_layers=config.num_hidden_layers,
-        hidden_size=config.hidden_size,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        num_parameters=sum(p.numel() for p in model.parameters()),
-        max_model_len=config.max_position_embeddings,
-        bytes_per_value=model.dtype.itemsize,
-    )
+    shape = (config.num_hidden_layers, config.hidden_size, heads, kv_heads, head_dim)
+    num_parameters = sum(p.numel() for p in model.parameters())
+    summary = ModelConfig(name, *shape, num_parameters, config.max_position_embeddings, model.dtype.itemsize)
     return LoadedModel(model.eval().requires_grad_(False), tokenizer, summary, eos)
-
-
-def _attention_kinds(config: PretrainedConfig) -> str:
-    """ "full_attention" if all layers attend to everything; otherwise their kinds, or "unknown"."""
-    return ", ".join(sorted(set(getattr(config, "layer_types", None) or ["unknown"])))
 
 
 def _architecture(model: ModelConfig) -> PretrainedConfig:
     """The transformers configuration whose shapes are those of a named architecture."""
+    size = {"hidden_size": model.hidden_size, "num_hidden_layers": model.num_layers}
+    size |= {"num_attention_heads": model.num_heads, "max_position_embeddings": model.max_model_len}
     if model.name.startswith("opt-"):
-        return OPTConfig(
-            hidden_size=model.hidden_size,
-            num_hidden_layers=model.num_layers,
-            num_attention_heads=model.num_heads,
-            ffn_dim=4 * model.hidden_size,
-            word_embed_proj_dim=model.hidden_size,
-            max_position_embeddings=model.max_model_len,
-        )
+        return OPTConfig(**size, ffn_dim=4 * model.hidden_size, word_embed_proj_dim=model.hidden_size)
     ffn, vocab, theta = _LLAMA[model.name]
-    return LlamaConfig(
-        hidden_size=model.hidden_size,
-        num_hidden_layers=model.num_layers,
-        vocab_size=vocab,
-        num_attention_heads=model.num_heads,
-        num_key_value_heads=model.num_kv_heads,
-        intermediate_size=ffn,
-        max_position_embeddings=model.max_model_len,
-        rope_theta=theta,
-    )
+    size |= {"num_key_value_heads": model.num_kv_heads, "intermediate_size": ffn, "vocab_size": vocab}
+    return LlamaConfig(**size, rope_theta=theta)
 
 
 # width of the feed-forward layer, vocabulary, base of the rotary embedding

@@ -1,9 +1,6 @@
 """How large a K/V pool to make: given in blocks, slots or bytes, or as a share of the memory that is free.
 
-A fixed size emulates another card: 12 GiB on any GPU is the pool that Table 1 leaves for OPT-13B on an A100.
-"""
-
-from __future__ import annotations
+A fixed size emulates another card: 12 GiB on any GPU is the pool that Table 1 leaves for OPT-13B on an A100."""
 
 from dataclasses import dataclass
 

@@ -2,10 +2,7 @@
 
 A random token is found by inverting the cumulative distribution at one number that is a hash of (seed, sample,
 position). No generator has a state, so a request's tokens depend neither on its batch mates nor on preemption. Beam
-search is of fixed length (stop tokens are ignored): at each step the `n` best continuations of all beams survive.
-"""
-
-from __future__ import annotations
+search is of fixed length (stop tokens are ignored): at each step the `n` best continuations of all beams survive."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -43,8 +40,7 @@ def uniform(seeds: np.ndarray, samples: np.ndarray, positions: np.ndarray) -> np
 class SamplingPlan:
     """How each row of a batch is decoded; made anew when the batch's members change. Arrays are [rows].
 
-    `waits` says that the next step depends on this one's tokens: a sequence may stop, or beams may fork.
-    """
+    `waits` says that the next step depends on this one's tokens: a sequence may stop, or beams may fork."""
 
     all_greedy: bool
     has_beams: bool
@@ -53,10 +49,10 @@ class SamplingPlan:
     params: list[SamplingParams]
     request_ids: list[int]
     samples: np.ndarray
-    _columns: dict[Callable[[SamplingParams], float], Tensor] = field(default_factory=dict)
+    _columns: dict[str, Tensor] = field(default_factory=dict)
 
     @staticmethod
-    def of(rows: list[SequenceState], can_stop: bool) -> SamplingPlan:
+    def of(rows: list[SequenceState], can_stop: bool) -> "SamplingPlan":
         requests = [row.request.request for row in rows]
         params = [request.sampling for request in requests]
         has_beams = any(p.use_beam_search for p in params)
@@ -74,28 +70,24 @@ class SamplingPlan:
     def seeds(self) -> np.ndarray:
         return np.array([id if p.seed is None else p.seed for id, p in zip(self.request_ids, self.params)])
 
-    def column(self, value: Callable[[SamplingParams], float], device: torch.device) -> Tensor:
-        """value(params) of every row, float32 [rows, 1]; uploaded once."""
-        if value not in self._columns:
-            values = np.array([value(one) for one in self.params], np.float32)
-            self._columns[value] = upload(values, device)[:, None]
-        return self._columns[value]
-
-
-def _temperature(params: SamplingParams) -> float:
-    return params.temperature or 1.0
-
-
-def _top_k(params: SamplingParams) -> float:
-    return params.top_k or np.inf
-
-
-def _top_p(params: SamplingParams) -> float:
-    return params.top_p
+    def column(self, name: str, device: torch.device) -> Tensor:
+        """One of COLUMNS for every row, float32 [rows, 1]; uploaded once."""
+        if name not in self._columns:
+            values = np.array([COLUMNS[name](one) for one in self.params], np.float32)
+            self._columns[name] = upload(values, device)[:, None]
+        return self._columns[name]
 
 
 def _is_greedy(params: SamplingParams) -> bool:
     return params.temperature == 0 or params.use_beam_search
+
+
+COLUMNS: dict[str, Callable[[SamplingParams], float]] = {
+    "temperature": lambda params: params.temperature or 1.0,
+    "top_k": lambda params: params.top_k or np.inf,
+    "top_p": lambda params: params.top_p,
+    "is_greedy": _is_greedy,
+}
 
 
 def sample(logits: Tensor, plan: SamplingPlan, positions: np.ndarray) -> Tensor:
@@ -103,26 +95,23 @@ def sample(logits: Tensor, plan: SamplingPlan, positions: np.ndarray) -> Tensor:
     best = logits.argmax(-1)
     if plan.all_greedy:
         return best
-    scores = logits.float() / plan.column(_temperature, logits.device)
+    scores = logits.float() / plan.column("temperature", logits.device)
     if any(p.top_k or p.top_p < 1 for p in plan.params):
         scores = scores.masked_fill(scores < _threshold(scores, plan), -torch.inf)
-    # In the order of the vocabulary, not of the scores: two nearly equal scores that swap then change
-    # nothing.
+    # In the order of the vocabulary, not of the scores: two nearly equal scores that swap then change nothing.
     cumulative = scores.softmax(-1).double().cumsum(-1)
     u = upload(uniform(plan.seeds, plan.samples, positions), logits.device)
     drawn = torch.searchsorted(cumulative, (u * cumulative[:, -1])[:, None], right=True)[:, 0]
-    is_greedy = plan.column(_is_greedy, logits.device)[:, 0] > 0
-    return torch.where(is_greedy, best, drawn)
+    return torch.where(plan.column("is_greedy", logits.device)[:, 0] > 0, best, drawn)
 
 
 def _threshold(scores: Tensor, plan: SamplingPlan) -> Tensor:
     """The lowest score that top-k, and then top-p of what it leaves, keep. [rows, 1]"""
     ordered = scores.sort(-1, descending=True).values
     rank = torch.arange(scores.shape[-1], device=scores.device)
-    top_k = plan.column(_top_k, scores.device)
-    ordered = ordered.masked_fill(rank >= top_k, -torch.inf)
+    ordered = ordered.masked_fill(rank >= plan.column("top_k", scores.device), -torch.inf)
     probability = ordered.softmax(-1)
-    kept = probability.cumsum(-1) - probability < plan.column(_top_p, scores.device)
+    kept = probability.cumsum(-1) - probability < plan.column("top_p", scores.device)
     last = (kept & (ordered > -torch.inf)).sum(-1, keepdim=True) - 1
     return ordered.gather(-1, last)
 
@@ -143,12 +132,10 @@ class BeamStep:
 
 
 def advance_beams(states: list[RequestState], logits: Tensor) -> list[BeamStep]:
-    """Choose the best continuations of each group's beams, given logits [groups, beams, vocabulary]; updates
-    `beam_scores`.
+    """The best continuations of each group's beams, given logits [groups, beams, vocabulary]; updates `beam_scores`.
 
     A beam that lives on keeps its place (the memory manager relies on it): of its continuations the best stays there,
-    the others take the places of beams that end.
-    """
+    the others take the places of beams that end."""
     width, vocabulary = logits.shape[1:]
     # At the first step all beams are still the same prompt: only the first one's continuations count.
     start = [[0.0] + [-np.inf] * (width - 1) if state.beam_scores is None else state.beam_scores for state in states]
@@ -157,10 +144,8 @@ def advance_beams(states: list[RequestState], logits: Tensor) -> list[BeamStep]:
     best, index = totals.flatten(1).topk(width)
     own = scores.flatten(1).gather(1, index)
     best, own, index = best.cpu().numpy(), own.tolist(), index.cpu().numpy()
-    steps = []
-    for state, total, value, origin, token in zip(
-        states, best, own, index // vocabulary, (index % vocabulary).tolist()
-    ):
+    steps, origins, chosen = [], index // vocabulary, (index % vocabulary).tolist()
+    for state, total, value, origin, token in zip(states, best, own, origins, chosen):
         places = _places(origin.tolist())
         parents = list(range(width)) if state.beam_scores is None else origin[places].tolist()
         state.beam_scores = total[places]

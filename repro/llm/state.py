@@ -1,9 +1,6 @@
 """What the executor remembers about a request: its prompt and what its sequences have produced so far.
 
-The scheduler works without ever seeing a token; the tokens are here.
-"""
-
-from __future__ import annotations
+The scheduler works without ever seeing a token; the tokens are here."""
 
 from dataclasses import dataclass, field
 
@@ -16,10 +13,9 @@ from repro.engine.sequence import Request, Sequence
 class SequenceState:
     """One sequence's output. `logprobs` are the model's own (temperature 1), empty if they are not asked for.
 
-    `stopped` says that it ended before its length limit, by a stop token (which is kept as its last token).
-    """
+    `stopped` says that it ended before its length limit, by a stop token (which is kept as its last token)."""
 
-    request: RequestState
+    request: "RequestState"
     index: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -39,11 +35,8 @@ class SequenceState:
 
 @dataclass(eq=False)
 class RequestState:
-    """A request with its prompt's token ids, int64 [prompt_tokens]. `sequences` are in the order of the request's
-    samples.
-
-    `beam_scores` are the sums of log-probabilities by which beams are ranked.
-    """
+    """A request with its prompt's token ids, int64 [prompt_tokens]; `sequences` in the order of its samples;
+    `beam_scores`, the sums of log-probabilities by which beams are ranked."""
 
     request: Request
     prompt: np.ndarray

@@ -1,7 +1,5 @@
 """Small arrays between host and device without making either wait for the other."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -5,10 +5,8 @@ can fail deserves its own clear line. It makes `.venv`, installs requirements.lo
 the embedded model, and leaves a stamp named after the lock, so that it is done once, again when the lock changes, and
 from scratch after an interruption. An active conda environment made from environment.yml is used in place of `.venv`.
 
-It deliberately knows nothing about the experiments, uses the standard library only, and names no package index (pip's
-own settings decide). Python 3.6 can still run it, to be told that it is too old: annotations that it could not evaluate
-are quoted.
-"""
+Standard library only; pip's own settings decide about package indexes. Python 3.6 can still run it, to say that it is
+too old: annotations that it could not evaluate are quoted."""
 
 import contextlib
 import hashlib
@@ -64,17 +62,10 @@ def run_pip(env: Path, arguments: "list[str]", label: str) -> "tuple[bool, list[
     environ = {name: value for name, value in os.environ.items() if name not in elsewhere}
     last: deque[str] = deque(maxlen=12)
     started, show = time.monotonic(), sys.stderr.isatty()
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8", "errors": "replace"}
     with open(env / "setup.log", "a", encoding="utf-8") as log:
         log.write(f"$ pip {' '.join(arguments)}\n")
-        with subprocess.Popen(
-            command + arguments,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environ,
-            cwd=str(ROOT),
-            encoding="utf-8",
-            errors="replace",
-        ) as process:
+        with subprocess.Popen(command + arguments, env=environ, cwd=str(ROOT), **output) as process:
             for line in process.stdout or ():
                 log.write(line)
                 if line.strip():
@@ -119,10 +110,9 @@ def make_environment(env: Path) -> None:
 
 def python_version(python: Path) -> "tuple[int, ...] | None":
     """Return (major, minor) of an interpreter, or None if it does not run."""
+    command = [str(python), "-I", "-c", "import sys; print(*sys.version_info[:2])"]
     try:
-        out = subprocess.run(
-            [str(python), "-I", "-c", "import sys; print(*sys.version_info[:2])"], stdout=subprocess.PIPE, check=True
-        ).stdout
+        out = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return None
     return tuple(int(part) for part in out.split())
@@ -146,8 +136,7 @@ def torch_requirements(present: "str | None", driver: bool) -> "list[str]":
     """Return what to ask pip for, in turn, to get the right build of the pinned torch; [] if it is present.
 
     An index that offers a CPU build of the same version marks it "+cpu"; `===` compares the whole text, so that it is
-    not taken for the CUDA build. Either way any build is better than none.
-    """
+    not taken for the CUDA build. Either way any build is better than none."""
     match = re.search(r"^torch==(\S+)", LOCK.read_text(encoding="utf-8"), re.MULTILINE)
     if match is None:
         raise SetupError("requirements.lock pins no torch")

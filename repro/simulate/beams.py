@@ -3,10 +3,7 @@
 A simulated beam search needs to know, for every step, which beam each beam continues; that decides what is shared and
 what is copied. `recording()` is what a real model chose (made by `repro.bench.beams`). `Turnover` is a made-up stand-in
 with one parameter, to show how much hangs on those choices; no result rests on it. Lengths, blocks and token values are
-not known here.
-"""
-
-from __future__ import annotations
+not known here."""
 
 import json
 import random
@@ -30,8 +27,7 @@ class Recording:
     beam and step. UserError where that cannot be.
 
     A request replays the prompt that its number selects. An output longer than the recording repeats its later half:
-    that is what steady search looks like, while the first steps have just left the prompt.
-    """
+    that is what steady search looks like, while the first steps have just left the prompt."""
 
     kind: str
     texts: dict[int, list[str]]
@@ -62,13 +58,9 @@ class Recording:
 
     def replaced_share(self, width: int) -> float:
         """Mean share of a step's beams that end and are replaced by a continuation of another one."""
-        moves = {
-            step: sum(child != parent for child, parent in enumerate(parents or []))
-            for step, parents in self._choices[width].items()
-        }
-        return sum(moves[step] for text in self.texts[width] for step in _steps(text, width)) / sum(
-            map(len, self.texts[width])
-        )
+        texts, choices = self.texts[width], self._choices[width].items()
+        moves = {step: sum(child != old for child, old in enumerate(parents or [])) for step, parents in choices}
+        return sum(moves[step] for text in texts for step in _steps(text, width)) / sum(map(len, texts))
 
 
 def _steps(text: str, width: int) -> list[str]:
@@ -85,10 +77,8 @@ def _choices(texts: list[str], width: int) -> dict[str, list[int] | None]:
 
 
 def recording(kind: str, path: str | Path | None = None) -> Recording:
-    """The recording of a kind of prompt ("instruction" or "chat") from a file; by default the package's own.
-
-    UserError if there is none, or it cannot be read.
-    """
+    """The recording of a kind of prompt ("instruction" or "chat") from a file, by default the package's own. UserError
+    if there is none."""
     path = Path(__file__).with_name(FILE) if path is None else Path(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -7,8 +7,6 @@
 Prompts and decodes share one iteration, hence one pass over the weights. While the weights stream in, the arithmetic
 units are nearly idle: a prompt costs only what its arithmetic takes beyond that time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 

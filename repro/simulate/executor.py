@@ -20,8 +20,7 @@ class SimulatedExecutor(Executor):
     """Virtual time from a cost model. Outputs have exactly the lengths of the trace.
 
     Which beams survive is no matter of time: `beams` says it (see repro.simulate.beams). Without it every beam
-    continues itself.
-    """
+    continues itself."""
 
     def __init__(self, cost_model: CostModel, beams: ParentChoices | None = None) -> None:
         self.cost_model = cost_model

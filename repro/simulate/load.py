@@ -4,15 +4,12 @@ A run has a window: what happens before it is warm-up and counts for nothing. In
 at the start and the run ends with the window, so the queue is never empty. In a latency run requests arrive at random
 (§6.1) until the window ends, and those that arrived within it are served to their end.
 
-No device is known here; an executor and a clock are handed in.
-"""
-
-from __future__ import annotations
+No device is known here; an executor and a clock are handed in."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -88,20 +85,11 @@ class Load:
             self.parents.parents(0, self.n, 0)
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Load:
+    def of(cls, row: Mapping[str, Any]) -> "Load":
         """The run that a row was measured in, as repro.bench.kept reads it."""
-        others = {"n": 1, "max_model_len": cls.max_model_len, "prefix_tokens": 0, "block_size": BLOCK_SIZE}
-        return cls(
-            row["system"],
-            row["workload"],
-            row["rate"],
-            row["warm_s"],
-            row["stop_s"],
-            row["seed"],
-            **{name: row.get(name) or default for name, default in others.items()},
-            beams=bool(row.get("beams")),
-            preemption=row.get("preemption"),
-        )
+        stated = {name: row[name] for name in ("system", "workload", "rate", "warm_s", "stop_s", "seed")}
+        others = ("n", "max_model_len", "prefix_tokens", "block_size", "preemption")  # as by default if not there
+        return cls(**stated, **{name: row[name] for name in others if row.get(name)}, beams=bool(row.get("beams")))
 
     @property
     def kind(self) -> str:
@@ -111,12 +99,9 @@ class Load:
     def trace(self) -> Trace:
         """The requests. A saturated run's are all there at the start."""
         rate = FLOOD[self.workload] if self.rate is None else self.rate
-        if self.workload == TRANSLATION:
-            trace = translation_trace(
-                self.prefix_tokens, rate, self.stop_s, self.seed, max_model_len=self.max_model_len
-            )
-        else:
-            trace = make_trace(self.workload, rate, self.stop_s, self.seed, max_model_len=self.max_model_len)
+        translates = self.workload == TRANSLATION
+        make = partial(translation_trace, self.prefix_tokens) if translates else partial(make_trace, self.workload)
+        trace = make(rate, self.stop_s, self.seed, max_model_len=self.max_model_len)
         return trace if self.rate is not None else replace(trace, arrival_s=np.zeros(len(trace)))
 
     @property
@@ -127,13 +112,9 @@ class Load:
     @property
     def requests(self) -> list[Request]:
         """Greedy, or random samples or beams if there are several; each exactly as long as the trace says."""
-        several = self.n > 1
-        sampling = SamplingParams(
-            n=self.n,
-            temperature=float(several and not self.beams),
-            use_beam_search=several and self.beams,
-            ignore_eos=True,
-        )
+        sampling = replace(GREEDY, n=self.n)
+        if self.n > 1:
+            sampling = replace(sampling, use_beam_search=self.beams, temperature=float(not self.beams))
         return list(requests_of(self.trace, sampling, PREFIX if self.prefix_tokens else None))
 
     @property
@@ -174,11 +155,9 @@ class Window(Observer):
         self.next_s = next((edge for edge in self.edges if edge > now), math.inf)
         if now <= self.edges[0] or start_s >= self.edges[-1]:
             return
+        waiting = len(scheduler.waiting) + len(scheduler.swapped)
         if self._before is None:
-            self._before, self.waiting_at_start = (
-                scheduler.num_preemptions,
-                len(scheduler.waiting) + len(scheduler.swapped),
-            )
+            self._before, self.waiting_at_start = scheduler.num_preemptions, waiting
         useful = output.num_decode_seqs
         if scheduler.config.batching is Batching.REQUEST:
             useful = sum(
@@ -192,8 +171,7 @@ class Window(Observer):
         self.tokens += useful * output.num_iterations * share
         self.iterations += output.num_iterations * share.sum()
         self.prompt_tokens += output.num_prefill_tokens * share.sum()
-        self.preemptions = scheduler.num_preemptions - self._before
-        self.waiting = len(scheduler.waiting) + len(scheduler.swapped)
+        self.preemptions, self.waiting = scheduler.num_preemptions - self._before, waiting
 
     @property
     def rates(self) -> np.ndarray:
@@ -217,24 +195,16 @@ def run(
     outcomes = engine.run(requests, load.end_s)
     mean, half = window.rates.mean(), _T_95 * window.rates.std(ddof=1) / math.sqrt(NUM_PARTS)
     finished = [outcome for outcome in outcomes if load.warm_s <= outcome.finish_s < load.stop_s]
+    asked = asdict(load) | {"beams": int(load.beams)}
+    more = {name: asked.pop(name) for name in ("beams", "prefix_tokens", "block_size", "preemption")}
     return {
         "kind": load.kind,
-        "system": load.system,
-        "workload": load.workload,
-        "rate": load.rate,
-        "warm_s": load.warm_s,
-        "stop_s": load.stop_s,
-        "seed": load.seed,
-        "n": load.n,
-        "max_model_len": load.max_model_len,
+        **asked,
         "trace_hash": load.trace.hash,
         "tokens_per_s": mean,
         "tokens_per_s_low": mean - half,
         "tokens_per_s_high": mean + half,
-        "beams": int(load.beams),
-        "prefix_tokens": load.prefix_tokens,
-        "block_size": load.block_size,
-        "preemption": load.preemption,
+        **more,
         "finished_rate": mean / (load.n * load.trace.output_tokens.mean()),
         "num_finished": len(finished),
         "mean_batch": None if math.isnan(batch.mean) else batch.mean,

@@ -41,8 +41,7 @@ class BatchAverage(Observer):
 class UsageSamples(Observer):
     """MemoryUsage once per `interval_s` from `start_s` to `stop_s`, as each of these moments is passed (Fig. 2).
 
-    Equal spacing in time matters: states seen only when something happens, such as a finish, are a biased sample.
-    """
+    Equal spacing in time matters: states seen only when something happens, such as a finish, are a biased sample."""
 
     def __init__(self, start_s: float, stop_s: float, interval_s: float = 1.0) -> None:
         self.next_s, self.stop_s, self.interval_s = start_s, stop_s, interval_s

@@ -4,8 +4,6 @@
 vendor's rates (repro.engine.config.DEVICES): an iteration reads all weights and the context once, and prompts run at
 the full matrix rate."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -56,18 +54,11 @@ def cost_model(
     weight_read_s = model.weight_bytes / gpus / device.bytes_per_s
     context_s = model.kv_bytes_per_token / gpus / device.bytes_per_s
     flops_per_s = gpus * device.flops_per_s
+    copy_s = 2 * block_bytes / device.bytes_per_s
     if profile == "datasheet":
-        return CostModel(
-            f"datasheet-{device.name}",
-            weight_read_s,
-            0.0,
-            0.0,
-            context_s,
-            model.flops_per_token / flops_per_s,
-            weight_read_s,
-            2 * block_bytes / device.bytes_per_s,
-            block_bytes / device.link_bytes_per_s,
-        )
+        name, prefill_s = f"datasheet-{device.name}", model.flops_per_token / flops_per_s
+        swap_s = block_bytes / device.link_bytes_per_s
+        return CostModel(name, weight_read_s, 0.0, 0.0, context_s, prefill_s, weight_read_s, copy_s, swap_s)
     data = a100_2023()
     decode = data["decode"]
     efficiency = data["prefill_efficiency"] if prefill_efficiency is None else prefill_efficiency
@@ -77,10 +68,8 @@ def cost_model(
         )
     if anchor_ms is None:
         anchor_ms = 0.0 if anchor is None else lookup("split", lookup("anchor", data["anchors_ms"], anchor), split)
-    per_token_ms = min(
-        lookup("split", data["context_splits"], split) * 1e3 * context_s,
-        decode["per_seq_ms"] / decode["context_tokens"],
-    )
+    read_ms = lookup("split", data["context_splits"], split) * 1e3 * context_s
+    per_token_ms = min(read_ms, decode["per_seq_ms"] / decode["context_tokens"])
     per_seq_ms = max(0.0, decode["per_seq_ms"] - per_token_ms * decode["context_tokens"])
     if not 0 <= per_request_ms <= per_seq_ms:
         raise UserError(f"per_request_ms = {per_request_ms} must be from 0 to the {per_seq_ms:.4f} ms of a sequence")
@@ -88,14 +77,7 @@ def cost_model(
         anchor_ms += data["beam_step_ms"]
     layers = model.num_layers / MODELS[decode["model"]].num_layers
     transfer_s = layers * sum(data["swap_ms_per_block"].values()) / 2 / 1e3  # what is swapped out comes in again
-    return CostModel(
-        "a100-2023",
-        (decode["fixed_ms"] * layers + anchor_ms) / 1e3,
-        (per_seq_ms - per_request_ms) / 1e3,
-        per_request_ms / 1e3,
-        per_token_ms / 1e3,
-        model.flops_per_token / (flops_per_s * efficiency),
-        weight_read_s,
-        2 * block_bytes / device.bytes_per_s,
-        block_bytes / (data["link_gb_per_s"] * GB) + transfer_s,
-    )
+    swap_s = block_bytes / (data["link_gb_per_s"] * GB) + transfer_s
+    prefill_s = model.flops_per_token / (flops_per_s * efficiency)
+    iteration_ms = (decode["fixed_ms"] * layers + anchor_ms, per_seq_ms - per_request_ms, per_request_ms, per_token_ms)
+    return CostModel("a100-2023", *(ms / 1e3 for ms in iteration_ms), prefill_s, weight_read_s, copy_s, swap_s)

@@ -3,8 +3,7 @@
     run = serve("vllm", "opt-13b", make_trace("sharegpt", rate=2.0, duration_s=60.0, seed=0), usage_every_s=1.0)
     run.latency_s_per_token; run.usage
 
-Studies are built from these functions; what a run returns is numbers only.
-"""
+Studies are built from these functions; what a run returns is numbers only."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ def trace_seconds(model: str) -> float:
 class Served:
     """A finished run: outcomes in the order of the trace, and the engine as it stands at the end.
 
-    `log` and `samples` are what was recorded on the way, None if that was not asked for.
-    """
+    `log` and `samples` are what was recorded on the way, None if that was not asked for."""
 
     outcomes: list[Outcome]
     engine: Engine
@@ -115,8 +113,7 @@ def serve(
     search needs `beams`, which says where they continue.
 
     UserError for an unknown name, if the pool cannot hold one of the requests at its full length, or if beam search
-    comes without `beams`.
-    """
+    comes without `beams`."""
     if isinstance(deployment, str):
         deployment = lookup("deployment", DEPLOYMENTS, deployment)
     if isinstance(system, str):
@@ -145,8 +142,7 @@ def serve(
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """No cyclic garbage collection meanwhile: a run makes many objects and no cycles, and scanning takes a third of
-    it."""
+    """No cyclic garbage collection meanwhile: a run makes many objects, no cycles, and scanning takes a third of it."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -5,8 +5,6 @@ is measured at numbers of sequences times two contexts, steps with prompts at nu
 (`python -m repro bench serving` makes both). Swaps, block copies, random samples and beams are not in the table: runs
 that depend on them take longer than it says."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -49,53 +47,40 @@ class StepTimes:
             )
 
     @classmethod
-    def of(cls, name: str, rows: Iterable[Mapping[str, Any]], padded: bool) -> StepTimes:
-        """From rows of seqs, prompt_tokens (0: decoding alone), context_tokens, seconds. UserError if some are
-        missing."""
+    def of(cls, name: str, rows: Iterable[Mapping[str, Any]], padded: bool) -> "StepTimes":
+        """From rows of seqs, prompt_tokens (0: decoding alone), context_tokens, seconds. UserError if some lack."""
+
+        def lacks(what: str) -> UserError:
+            return UserError(f"step times of {name}: {what}; measure again")
+
         rows = list(rows)
         decode: dict[int, list[tuple[float, float]]] = {}
         for row in rows:
             if not row["prompt_tokens"]:
                 decode.setdefault(int(row["seqs"]), []).append((float(row["context_tokens"]), float(row["seconds"])))
         if not decode:
-            raise UserError(f"step times of {name}: no decoding step is there; measure again")
+            raise lacks("no decoding step is there")
         if thin := [seqs for seqs, points in decode.items() if len({context for context, _ in points}) < 2]:
-            raise UserError(
-                f"step times of {name}: decoding with {thin[0]} sequences is there at one context only; measure again"
-            )
+            raise lacks(f"decoding with {thin[0]} sequences is there at one context only")
         slope = _common_slope(decode.values())
         alone = {
             seqs: float(np.mean([seconds - slope * context for context, seconds in points]))
             for seqs, points in sorted(decode.items())
         }
-        mixed = {(int(row["seqs"]), int(row["prompt_tokens"])): row for row in rows if row["prompt_tokens"]}
+        mixed = {
+            (int(row["seqs"]), int(row["prompt_tokens"])): float(row["seconds"]) - slope * float(row["context_tokens"])
+            for row in rows
+            if row["prompt_tokens"]
+        }
         if not mixed:
-            raise UserError(f"step times of {name}: no step with a prompt is there; measure again")
-        mixed_seqs, mixed_prompt = (sorted({key[place] for key in mixed}) for place in (0, 1))
+            raise lacks("no step with a prompt is there")
+        seqs, prompts = (tuple(sorted({key[place] for key in mixed})) for place in (0, 1))
         try:
-            mixed_s = tuple(
-                tuple(
-                    float(mixed[seqs, prompt]["seconds"]) - slope * float(mixed[seqs, prompt]["context_tokens"])
-                    for prompt in mixed_prompt
-                )
-                for seqs in mixed_seqs
-            )
+            mixed_s = tuple(tuple(mixed[count, prompt] for prompt in prompts) for count in seqs)
         except KeyError as missing:
-            raise UserError(
-                f"step times of {name}: (sequences, prompt tokens) = {missing} is missing; measure again"
-            ) from None
+            raise lacks(f"(sequences, prompt tokens) = {missing} is missing") from None
         shortest = min(seconds for points in decode.values() for _, seconds in points)
-        return cls(
-            name,
-            padded,
-            tuple(alone),
-            tuple(alone.values()),
-            slope,
-            tuple(mixed_seqs),
-            tuple(mixed_prompt),
-            mixed_s,
-            shortest,
-        )
+        return cls(name, padded, tuple(alone), tuple(alone.values()), slope, seqs, prompts, mixed_s, shortest)
 
     def alone(self, seqs: int) -> float:
         """Seconds of a step without context in which `seqs` sequences decode."""
@@ -120,11 +105,8 @@ class StepTimes:
 
 
 def _common_slope(lines: Iterable[list[tuple[float, float]]]) -> float:
-    """The slope that fits all lines (points x, y), each with a height of its own; 0 if it falls: more context never
-    saves time.
-
-    With many sequences the pool leaves room for contexts of nearly one length only; their own slopes would be noise.
-    """
+    """The slope that fits all lines (points x, y), each with a height of its own; 0 if it falls. With many sequences
+    the pool leaves room for contexts of nearly one length only; their own slopes would be noise."""
     apart = np.concatenate([np.array(points) - np.mean(points, axis=0) for points in lines])
     return max(0.0, float(apart[:, 0] @ apart[:, 1] / (apart[:, 0] @ apart[:, 0])))
 

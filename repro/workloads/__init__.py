@@ -1,8 +1,7 @@
 """Workloads: request traces from the paper's length distributions, a file of lengths, or the real data sets.
 
 `make_trace` is the front door. The default needs no file and no network; `lengths` chooses another source. Importing
-this package loads numpy only.
-"""
+this package loads numpy only."""
 
 from numbers import Integral
 from pathlib import Path
@@ -10,18 +9,15 @@ from pathlib import Path
 from repro.engine.errors import UserError
 from repro.workloads.fig11 import EMBEDDED, fig11_lengths
 from repro.workloads.hub import DATASET_SUFFIXES, OPT_TOKENIZER, lengths_from_dataset
-from repro.workloads.lengths import LengthPairs, LengthSource, SourceFacts, lengths_from_csv
-from repro.workloads.trace import Trace, TraceCard, build_trace, check_arrivals, poisson_arrivals
+from repro.workloads.lengths import LengthPairs, LengthSource, lengths_from_csv
+from repro.workloads.trace import Trace, build_trace, check_arrivals, poisson_arrivals
 
 WORKLOADS = EMBEDDED
 
 __all__ = [
     "WORKLOADS",
     "LengthPairs",
-    "LengthSource",
-    "SourceFacts",
     "Trace",
-    "TraceCard",
     "build_trace",
     "check_arrivals",
     "fig11_lengths",
@@ -57,8 +53,7 @@ def make_trace(
     if isinstance(max_model_len, bool) or not isinstance(max_model_len, Integral) or max_model_len < 2:
         raise UserError(f"max_model_len is {max_model_len!r}: it must be a whole number of at least 2 tokens")
     check_arrivals(rate, duration_s, seed)  # before a source that may take minutes
-    source = length_source(workload, lengths, max_model_len, tokenizer)
-    return build_trace(workload, source, rate, duration_s, seed)
+    return build_trace(workload, length_source(workload, lengths, max_model_len, tokenizer), rate, duration_s, seed)
 
 
 def length_source(
@@ -68,6 +63,5 @@ def length_source(
     if lengths is None:
         return fig11_lengths(workload, max_model_len)
     if lengths == "hub" or Path(lengths).suffix in DATASET_SUFFIXES:
-        path = None if lengths == "hub" else lengths
-        return lengths_from_dataset(workload, path, tokenizer, max_model_len)
+        return lengths_from_dataset(workload, None if lengths == "hub" else lengths, tokenizer, max_model_len)
     return lengths_from_csv(lengths, workload, max_model_len)

@@ -1,17 +1,14 @@
 """Chatbot requests (section 6.5, Fig. 17): each prompt is what fits of its conversation so far, and a new query.
 
-What: with probability 0.1 a request opens a conversation, otherwise one of those that run gets its next round. The
-prompt is the last 1024 tokens of history and query, the answer has at most 1024 tokens, and no K/V is kept from round
-to round. Queries and answers are drawn like the ShareGPT-like requests of the other experiments, one pair a round.
+With probability 0.1 a request opens a conversation, otherwise one of those that run gets its next round. The prompt is
+the last 1024 tokens of history and query, the answer has at most 1024 tokens, and no K/V is kept from round to round.
+Queries and answers are drawn like the ShareGPT-like requests of the other experiments, one pair a round.
 
 How many prompts reach the full 1024 tokens decides the figure, and the paper does not say: it depends on how long
 ShareGPT's conversations are, and only first rounds are known here. By default a conversation never ends, which is the
-rule as the paper states it; `mean_rounds` ends it after a geometrically distributed number.
-
-What this module does not know: when an answer is finished. As for the authors, the next round may arrive before it is.
+rule as the paper states it; `mean_rounds` ends it after a geometrically distributed number. As for the authors, the
+next round may arrive before an answer is finished.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
@@ -53,21 +50,20 @@ class Conversations:
             f"round of a random one; a conversation {length}; means are those of 2,000 requests",
             filter=f"the last {PROMPT_LIMIT} tokens of history and query; at most {OUTPUT_LIMIT} of output; "
             f"{rounds.filter}",
-            num_pairs=None,
             dropped_share=rounds.dropped_share,
             mean_prompt_tokens=float(prompt),
             mean_output_tokens=float(output),
-            equals_paper_trace=False,
         )
 
     def draw(self, num_pairs: int, seed: int) -> np.ndarray:
-        """[num_pairs, 2] (prompt, output) tokens, in the order in which the requests arrive.
-
-        A seed's draws of any length begin alike, if those of the rounds do.
-        """
+        """[num_pairs, 2] (prompt, output) tokens, in the order of arrival. A seed's draws of any length begin alike, if
+        those of the rounds do."""
         rng = np.random.default_rng([seed, _CONVERSATIONS_STREAM])
         fresh, choice = rng.random((num_pairs, 2)).T
-        num_rounds = self._num_rounds(num_pairs, seed)
+        num_rounds = np.full(num_pairs, math.inf)  # of the conversation that each request could open
+        if self.mean_rounds is not None:
+            rng = np.random.default_rng([seed, _CONVERSATIONS_STREAM, 1])
+            num_rounds = rng.geometric(1 / self.mean_rounds, num_pairs)
         requests = self.rounds.draw(num_pairs, seed)
         running: list[list[float]] = []  # [tokens of history, rounds left]
         for index, (query, answer) in enumerate(requests.tolist()):
@@ -85,12 +81,6 @@ class Conversations:
                 running[place] = running[-1]
                 running.pop()
         return requests
-
-    def _num_rounds(self, count: int, seed: int) -> np.ndarray:
-        """How many rounds a conversation has, for each request that could open one."""
-        if self.mean_rounds is None:
-            return np.full(count, math.inf)
-        return np.random.default_rng([seed, _CONVERSATIONS_STREAM, 1]).geometric(1 / self.mean_rounds, count)
 
 
 def chatbot_trace(

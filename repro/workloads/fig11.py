@@ -5,16 +5,14 @@ network. Why rebuilt: the paper prints only the two marginal histograms and thei
 also depend on how prompt and output go together, so the measured dependence is put back in.
 
 Recipe, with nothing fitted to any result of the paper:
-1. each marginal is a monotone cubic spline through the histogram's cumulative shares; its one free number,
-   the slope at the shortest length, is the non-negative one that comes closest to the mean printed in the
-   figure;
+1. each marginal is a monotone cubic spline through the histogram's cumulative shares; its one free number, the slope at
+   the shortest length, is the non-negative one that comes closest to the mean printed in the figure;
 2. the joint starts from the measured 5 x 5 table of quintile shares, with no mass on prompt + output > 2048;
-3. iterative proportional fitting brings back both marginals (plain rejection would lose 5 % of ShareGPT's
-   mean prompt) and the measured mean output of each prompt range.
+3. iterative proportional fitting brings back both marginals (plain rejection would lose 5 % of ShareGPT's mean prompt)
+   and the measured mean output of each prompt range.
 
-What this module does not know: the real pairs, spikes at single lengths (such as the stock greeting of 10 tokens), and
-any dependence finer than the quintile table and the conditional means.
-"""
+Not known are the real pairs, spikes at single lengths (such as the stock greeting of 10 tokens), and any dependence
+finer than the quintile table and the conditional means."""
 
 import functools
 import json
@@ -43,8 +41,7 @@ def fig11_data() -> dict[str, Any]:
 class Marginal:
     """One length's distribution: cdf[k] = P(length <= first - 1 + k), and the cells that the joint is made of.
 
-    `ends` holds first - 1 and then the last length of each cell; every cell has mass.
-    """
+    `ends` holds first - 1 and then the last length of each cell; every cell has mass."""
 
     first: int
     cdf: np.ndarray
@@ -181,8 +178,7 @@ def fig11_lengths(workload: str, max_model_len: int = 2048) -> JointLengths:
 
     A limit under 2048 drops the joint's cells (one length each up to 64 tokens, 4 to 16 lengths beyond) that hold a
     longer pair; one over 2048 changes nothing, as the figure holds no longer pairs. Raises UserError for an unknown
-    workload, or a limit that leaves nothing.
-    """
+    workload, or a limit that leaves nothing."""
     if workload not in EMBEDDED:
         raise UserError(f"unknown workload {workload!r}: the embedded ones are {', '.join(EMBEDDED)}")
     prompt, output, mass = _fitted(workload)
@@ -199,10 +195,8 @@ def fig11_lengths(workload: str, max_model_len: int = 2048) -> JointLengths:
         recipe="independent draws from the joint distribution of prompt and output; a short trace is a small "
         "long one (the authors took the first N pairs of a file and shuffled them, so theirs was not)",
         filter=f"prompt + output <= {min(max_model_len, paper_limit)}",
-        num_pairs=None,
         dropped_share=dropped,
         mean_prompt_tokens=float(mass.sum(axis=1) @ prompt.cell_mean),
         mean_output_tokens=float(mass.sum(axis=0) @ output.cell_mean),
-        equals_paper_trace=False,
     )
     return JointLengths(prompt, output, mass, facts)

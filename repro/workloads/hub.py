@@ -6,9 +6,7 @@ same code, so that a machine without a network can use what was carried to it, a
 
 The paper names the data sets, not every detail of their use. Choices made here: an Alpaca prompt is the instruction, a
 line break and the input, if there is one; lengths count the special tokens that the tokenizer adds by default (in the
-authors' pairs the stock greeting of nine words and marks has ten tokens). This module does not know of arrivals, nor of
-the instruction and the examples that the paper puts before a sentence to translate.
-"""
+authors' pairs the stock greeting of nine words and marks has ten tokens)."""
 
 import functools
 import os
@@ -68,14 +66,9 @@ class DatasetSpec:
     data_files: str | None = None
 
 
+_SHAREGPT, _FILE = "anon8231489123/ShareGPT_Vicuna_unfiltered", "ShareGPT_V3_unfiltered_cleaned_split.json"
 DATASETS = {
-    "sharegpt": DatasetSpec(
-        "anon8231489123/ShareGPT_Vicuna_unfiltered",
-        "train",
-        ("conversations",),
-        sharegpt_texts,
-        data_files="ShareGPT_V3_unfiltered_cleaned_split.json",
-    ),
+    "sharegpt": DatasetSpec(_SHAREGPT, "train", ("conversations",), sharegpt_texts, data_files=_FILE),
     "alpaca": DatasetSpec("tatsu-lab/alpaca", "train", ("instruction", "input", "output"), alpaca_texts),
     "translation": DatasetSpec("wmt/wmt16", "test", ("translation",), translation_texts, config="de-en"),
 }
@@ -105,11 +98,9 @@ def _load(workload: str, path: str | None, modified_ns: int, tokenizer: str, max
     spec = DATASETS[workload]
     encode = _load_tokenizer(tokenizer)  # first: it fails faster than a data set loads
     dataset = _load_rows(spec, path)
-    present = ", ".join(dataset.column_names)
+    where, present = path or spec.hub_id, ", ".join(dataset.column_names)
     if missing := ", ".join(name for name in spec.columns if name not in dataset.column_names):
-        raise UserError(
-            f"{path or spec.hub_id} is not in the format of {spec.hub_id}: no column {missing} among {present}"
-        )
+        raise UserError(f"{where} is not in the format of {spec.hub_id}: no column {missing} among {present}")
 
     def count_tokens(batch: dict[str, list[Any]]) -> dict[str, list[int]]:
         rows = (dict(zip(batch, values)) for values in zip(*batch.values()))
@@ -123,8 +114,7 @@ def _load(workload: str, path: str | None, modified_ns: int, tokenizer: str, max
     try:
         counted = dataset.map(count_tokens, batched=True, remove_columns=dataset.column_names, features=features)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = _first_line(error)
-        raise UserError(f"{path or spec.hub_id}: a row is not in the format of {spec.hub_id} ({reason})") from error
+        raise UserError(f"{where}: a row is not in the format of {spec.hub_id} ({_first_line(error)})") from error
     except OSError as error:
         remedy = "set HF_DATASETS_CACHE to a folder that it can"
         raise UserError(f"datasets cannot write its cache ({error}): {remedy}") from error
@@ -169,8 +159,7 @@ def _load_rows(spec: DatasetSpec, path: str | None) -> Any:
 def _require_hub(wanted: str) -> None:
     """Return if the hub answers, or if HF_HUB_OFFLINE tells its libraries to use only their cache; else UserError.
 
-    A thread, because a name look-up without a network can outlast every timeout that one can set on it.
-    """
+    A thread, because a name look-up without a network can outlast every timeout that one can set on it."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")

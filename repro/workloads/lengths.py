@@ -2,8 +2,7 @@
 
 A source hands out (prompt, output) lengths in tokens and says what it is. `LengthPairs` is a finite table of pairs,
 from a CSV file (here) or from a data set (`repro.workloads.hub`); the embedded distributions are in
-`repro.workloads.fig11`. This module knows nothing of arrival times, tokenizers or the contents of any request.
-"""
+`repro.workloads.fig11`. This module knows nothing of arrival times, tokenizers or the contents of any request."""
 
 import csv
 import functools
@@ -20,13 +19,12 @@ from repro.engine.errors import UserError
 ARRIVALS_STREAM, LENGTHS_STREAM = 0, 1  # independent random streams of one trace seed
 COLUMNS = ("prompt_tokens", "output_tokens")
 
-# sha256 of the pairs (`pairs_hash`) that the paper's ShareGPT trace was drawn from: the pairs of the authors'
-# artifact (repository sosp-ae-39/sosp-ae-astra) with prompt + output <= 2048; 79,731 pairs with Fig. 11's
-# means, 161.31 / 337.99.
+# sha256 of the pairs (`pairs_hash`) that the paper's ShareGPT trace was drawn from: those of the authors' artifact
+# (sosp-ae-39/sosp-ae-astra) with prompt + output <= 2048; 79,731 pairs with Fig. 11's means, 161.31 / 337.99.
 PAPER_PAIRS = {"sharegpt": "e4837cf1c5bd9975b1868e1dbcbaf49a7bf6871a1ab66c769fd282a0b83e1c0f"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SourceFacts:
     """What a trace's card says of the lengths' source. Lengths are in tokens; `num_pairs` (None for a distribution) and
     the means are those after the filter; `dropped_share` is what the filter took, 0 to 1."""
@@ -34,11 +32,11 @@ class SourceFacts:
     source: str
     recipe: str  # how a trace's requests are taken from the source
     filter: str
-    num_pairs: int | None
-    dropped_share: float
+    num_pairs: int | None = None
+    dropped_share: float = 0.0
     mean_prompt_tokens: float
     mean_output_tokens: float
-    equals_paper_trace: bool
+    equals_paper_trace: bool = False
 
 
 class LengthSource(Protocol):
@@ -111,11 +109,6 @@ def lengths_from_csv(path: str | Path, workload: str = "sharegpt", max_model_len
 
 @functools.lru_cache(maxsize=8)
 def _load_csv(path: Path, modified_ns: int, size: int, workload: str, max_model_len: int) -> LengthPairs:
-    pairs = _parse_csv(path)
-    return LengthPairs.filtered(pairs, path.name, workload, max_model_len)
-
-
-def _parse_csv(path: Path) -> np.ndarray:
     def fail(line: int, what: str) -> UserError:
         return UserError(
             f"{path}, line {line}: {what}. The file is a header 'prompt_tokens,output_tokens' and then one request a "
@@ -152,4 +145,4 @@ def _parse_csv(path: Path) -> np.ndarray:
         raise fail(rows.line_num, f"not CSV ({error})") from error
     if not pairs:
         raise fail(max(1, rows.line_num), "no request in the file")
-    return np.array(pairs, dtype=np.int64)
+    return LengthPairs.filtered(np.array(pairs, dtype=np.int64), path.name, workload, max_model_len)

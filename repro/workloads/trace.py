@@ -1,9 +1,7 @@
 """A trace: when each request arrives and how long its prompt and output are; and the card that says what it is.
 
 Everything downstream sees a workload only as these three arrays, so that the simulator, the real model and the GPU run
-the same requests. The card states how the trace was made and how it looks, so that a reader can judge it without the
-code. This module does not know where lengths come from (`repro.workloads.lengths`) nor what the tokens are.
-"""
+the same requests. The card states how the trace was made and how it looks, so that a reader can judge it."""
 
 import dataclasses
 import functools
@@ -87,10 +85,7 @@ def _whole(values: tuple[float, ...]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """`num_requests` requests in order of arrival: three arrays of one length, read-only.
-
-    Raises ValueError where the arrays cannot be a trace.
-    """
+    """Requests in order of arrival: three arrays of one length, read-only. ValueError where they cannot be a trace."""
 
     name: str
     arrival_s: np.ndarray  # float64, not decreasing
@@ -147,8 +142,7 @@ def poisson_arrivals(rate_per_s: float, duration_s: float, seed: int) -> np.ndar
 
     All arrivals of a tick carry its start. The counts come from a Poisson process whose times are floored to the tick;
     its unit-rate gaps depend on the seed alone, so traces of one seed at two rates are one pattern on two time scales:
-    what differs along a curve over rates is the rate. Raises UserError as check_arrivals.
-    """
+    what differs along a curve over rates is the rate. Raises UserError as check_arrivals."""
     check_arrivals(rate_per_s, duration_s, seed)
     expected = rate_per_s * duration_s
     rng = np.random.default_rng([seed, ARRIVALS_STREAM])

@@ -13,11 +13,8 @@ The default lengths:
 - Sentence lengths are about lognormal, here with a standard deviation of half the mean (0.47 in either sample);
   a translation's has a factor of its own, with 0.15 (the six pairs at hand).
 
-What this module does not know: what the sentences say, the pairs behind Fig. 16, and how exact the above is. `scale`
-stretches both lengths, to show what depends on it.
-"""
-
-from __future__ import annotations
+The pairs behind Fig. 16 are not known, nor how exact this is: `scale` stretches both lengths, to show what depends on
+it."""
 
 from dataclasses import dataclass, replace
 
@@ -56,18 +53,13 @@ class SentenceLengths:
             source="sentences like those of WMT16 English to German, from published sizes; not the pairs themselves",
             recipe=f"independent lognormal draws, stretched by {self.scale:g}",
             filter="none",
-            num_pairs=None,
-            dropped_share=0.0,
             mean_prompt_tokens=float(source),
             mean_output_tokens=float(target),
-            equals_paper_trace=False,
         )
 
     def draw(self, num_pairs: int, seed: int) -> np.ndarray:
-        """[num_pairs, 2] (source, target) tokens, at least 2 each: the tokenizer's own one and a word.
-
-        A seed's draws of any length begin alike.
-        """
+        """[num_pairs, 2] (source, target) tokens, at least 2 each (the tokenizer's own one and a word). A seed's draws
+        of any length begin alike."""
         normal = np.random.default_rng([seed, LENGTHS_STREAM]).standard_normal((num_pairs, 2))
         sentence = _lognormal(normal[:, :1], SENTENCE_VARIATION) * MEAN_TOKENS
         sentence[:, 1] *= _lognormal(normal[:, 1], TRANSLATION_VARIATION)
@@ -107,8 +99,7 @@ def translation_trace(
     """A trace whose prompts all begin with the same `prefix_tokens` tokens, which their lengths include.
 
     `lengths` of sentences without prefix are None (the default distribution, stretched by `scale`), a CSV file of
-    pairs, the data set's own .json, .jsonl or .parquet file, or "hub". UserError for impossible numbers.
-    """
+    pairs, the data set's own .json, .jsonl or .parquet file, or "hub". UserError for impossible numbers."""
     if not 0 <= prefix_tokens < max_model_len:
         raise UserError(f"prefix_tokens = {prefix_tokens} must be from 0 to {max_model_len - 1}")
     if lengths is not None and scale != 1:

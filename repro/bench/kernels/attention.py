@@ -5,14 +5,13 @@ A plug-in is any importable function(q, k_cache, v_cache, block_table, context_l
 in the layout of repro.kernels, named as MODULE:FUNCTION; it must be capturable in a CUDA graph, and is called once on
 every input before that, so that it can plan on the host."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from repro import kernels
 from repro.bench.benchmark import Step
+from repro.bench.kernels.memory import BLOCK_SIZES
 from repro.bench.kernels.timing import PagedInputs, eager_time_us, graph_time_us, in_order, paged_inputs
 from repro.bench.rows import Row
 from repro.engine.errors import UserError
@@ -88,10 +88,7 @@ def plug_in(name: str) -> Contender:
             f"contender {name!r} cannot be imported ({error}); name one as MODULE:FUNCTION and install what it needs"
         ) from error
 
-    def bind(x: PagedInputs) -> Call:
-        return partial(kernel, *x.arguments())
-
-    return Contender(name, bind)
+    return Contender(name, lambda x: partial(kernel, *x.arguments()))
 
 
 def ragged_lens() -> list[int]:
@@ -108,59 +105,39 @@ def shapes() -> list[tuple[str, list[int]]]:
 def decode(rivals: Sequence[Contender]) -> Iterator[Step]:
     """Both head layouts, fp16 and bf16, 21 shapes, blocks of 16; ours also with its blocks in order, the same memory as
     contiguous K and V, which is what paging itself costs."""
-    for heads in HEADS:
-        for dtype in TOLERANCE:
-            for context, lens in shapes():
-                others = (*rivals, *(sdpa_contenders() if context != "ragged" else ()))
-                yield _step("decode", heads, dtype, context, lens, others=others, paging_cost=True)
+    for heads, dtype, (context, lens) in product(HEADS, TOLERANCE, shapes()):
+        others = (*rivals, *(sdpa_contenders() if context != "ragged" else ()))
+        yield _step("decode", heads, dtype, context, lens, others=others, paging_cost=True)
 
 
 def plans(rivals: Sequence[Contender]) -> Iterator[Step]:
     """What plan_decode's constants were read from: every division of the work for every shape, fp16."""
-    chunks = (64, 128, 256, 512, 1024, 2048, 4096)
-    for heads in HEADS:
-        for context, lens in shapes():
-            divisions = [
-                DecodePlan(True, 16 * num_warps, chunk, num_warps, merge=4 * num_warps)
-                for num_warps in (1, 2, 4)
-                for chunk in chunks
-                if chunk < 2 * max(lens)
-            ]
-            yield _step("plans", heads, torch.float16, context, lens, divisions=divisions)
+    for heads, (context, lens) in product(HEADS, shapes()):
+        chunks = [chunk for chunk in (64, 128, 256, 512, 1024, 2048, 4096) if chunk < 2 * max(lens)]
+        ways = product((1, 2, 4), chunks)
+        divisions = [DecodePlan(True, 16 * warps, chunk, warps, merge=4 * warps) for warps, chunk in ways]
+        yield _step("plans", heads, torch.float16, context, lens, divisions=divisions)
 
 
 def block_sizes(rivals: Sequence[Contender]) -> Iterator[Step]:
     """Block sizes 1 to 256 (Fig. 18b's question put to the kernel alone)."""
     batches = (("256", [256] * 32), ("1024", [1024] * 32), ("256", [256] * 128), ("ragged", ragged_lens()))
-    for heads in HEADS:
-        for context, lens in batches:
-            for size in (1, 2, 4, 8, 16, 32, 64, 128, 256):
-                yield _step("block_sizes", heads, torch.float16, context, lens, block_size=size)
+    for heads, (context, lens), size in product(HEADS, batches, BLOCK_SIZES):
+        yield _step("block_sizes", heads, torch.float16, context, lens, block_size=size)
 
 
 def fig18a(rivals: Sequence[Contender]) -> Iterator[Step]:
     """Fig. 18a's set-up: batches of 8 and 32, contexts of 64, 128 and 256, launched by a graph and one by one."""
     others = (*rivals, *sdpa_contenders())
-    for batch in (8, 32):
-        for context in (64, 128, 256):
-            for launch in ("graph", "eager"):
-                about = {"others": others, "paging_cost": True, "launch": launch}
-                yield _step("fig18a", "40 x 128", torch.float16, str(context), [context] * batch, **about)
+    for batch, context, launch in product((8, 32), (64, 128, 256), ("graph", "eager")):
+        about = {"others": others, "paging_cost": True, "launch": launch}
+        yield _step("fig18a", "40 x 128", torch.float16, str(context), [context] * batch, **about)
 
 
-def _step(
-    name: str,
-    heads: str,
-    dtype: torch.dtype,
-    context: str,
-    lens: Sequence[int],
-    block_size: int = 16,
-    launch: str = "graph",
-    **contenders: Any,
-) -> Step:
-    key = f"{name}/{heads}/{_name(dtype)}/{len(lens)} of {context}/blocks of {block_size}/{launch}"
-    measure = partial(_decode, heads, dtype, context, lens, block_size, launch, **contenders)
-    return Step(key, 0.4 * len(contenders.get("divisions", [None])), measure)
+def _step(name: str, heads: str, dtype: torch.dtype, context: str, lens: Sequence[int], **how: Any) -> Step:
+    how = {"block_size": 16, "launch": "graph", "divisions": (None,)} | how
+    key = f"{name}/{heads}/{_name(dtype)}/{len(lens)} of {context}/blocks of {how['block_size']}/{how['launch']}"
+    return Step(key, 0.4 * len(how["divisions"]), partial(_decode, heads, dtype, context, lens, **how))
 
 
 def _decode(
@@ -170,13 +147,13 @@ def _decode(
     lens: Sequence[int],
     block_size: int,
     launch: str,
-    divisions: Sequence[DecodePlan | None] = (None,),
+    divisions: Sequence[DecodePlan | None],
     others: Sequence[Contender] = (),
     paging_cost: bool = False,
 ) -> Iterator[Row]:
-    """A row for ours with each plan and for every other contender; with paging_cost one more for ours, over the same
-    pool, blocks in order."""
-    permuted = paged_inputs(lens, *HEADS[heads], block_size, dtype)
+    """A row for ours with each plan and for every other contender; with paging_cost one more for ours, with the blocks
+    of the same pool in order. The first sequences are checked against float32."""
+    permuted, few = paged_inputs(lens, *HEADS[heads], block_size, dtype), min(4, len(lens))
     runs = [(contender, permuted, "permuted") for contender in (*map(ours, divisions), *others)]
     if paging_cost:
         runs.append((ours(), in_order(permuted), "in order"))
@@ -187,7 +164,8 @@ def _decode(
         row |= {"blocks": blocks if contender.paged else "contiguous K and V", "launch": launch}
         with _remarked(row | {"bytes": inputs[0].num_bytes}, RuntimeError) as row:
             calls = [contender.bind(x) for x in inputs]
-            row["error"] = _decode_error(inputs[0], calls[0])
+            exact = torch.cat([_exact(inputs[0], index, inputs[0].q[index : index + 1]) for index in range(few)])
+            row["error"] = _relative_error(calls[0]()[:few].float(), exact, dtype)
             row["us"] = time_us(calls if len(calls) > 1 else calls * 2)
         yield row
 
@@ -205,13 +183,6 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _decode_error(x: PagedInputs, call: Callable[[], Tensor]) -> float:
-    """Relative error of the first sequences against float32. Raises AssertionError beyond rounding."""
-    few = min(4, len(x.q))
-    exact = torch.cat([_exact(x, row, x.q[row : row + 1]) for row in range(few)])
-    return _relative_error(call()[:few].float(), exact, x.q.dtype)
-
-
 def _exact(x: PagedInputs, sequence: int, q: Tensor) -> Tensor:
     """Attention of the last len(q) positions of one sequence, in float32 over its gathered K and V."""
     lens = x.context_lens[sequence : sequence + 1]
@@ -223,6 +194,7 @@ def _exact(x: PagedInputs, sequence: int, q: Tensor) -> Tensor:
 
 
 def _relative_error(out: Tensor, exact: Tensor, dtype: torch.dtype) -> float:
+    """AssertionError beyond rounding."""
     error = ((out - exact).norm() / exact.norm()).item()
     assert error < TOLERANCE[dtype], f"relative error {error:.1e} against float32"
     return error
@@ -230,11 +202,10 @@ def _relative_error(out: Tensor, exact: Tensor, dtype: torch.dtype) -> float:
 
 def prefill(rivals: Sequence[Contender]) -> Iterator[Step]:
     """Whole prompts, and chunks after a prefix; beside SDPA and varlen on contiguous K and V of the same lengths."""
-    for heads in HEADS:
-        for dtype in TOLERANCE:
-            for batch, length, context in ((32, 128, 128), (8, 1024, 1024), (1, 4096, 4096), (8, 512, 4096)):
-                key = f"prefill/{heads}/{_name(dtype)}/{batch} of {context}/{length} queries"
-                yield Step(key, 0.5, partial(_prefill, heads, dtype, batch, length, context))
+    sizes = ((32, 128, 128), (8, 1024, 1024), (1, 4096, 4096), (8, 512, 4096))
+    for heads, dtype, (batch, length, context) in product(HEADS, TOLERANCE, sizes):
+        key = f"prefill/{heads}/{_name(dtype)}/{batch} of {context}/{length} queries"
+        yield Step(key, 0.5, partial(_prefill, heads, dtype, batch, length, context))
 
 
 def _prefill(heads: str, dtype: torch.dtype, batch: int, length: int, context: int) -> Iterator[Row]:
@@ -256,10 +227,8 @@ def _prefill(heads: str, dtype: torch.dtype, batch: int, length: int, context: i
     def varlen_call(x: PagedInputs, q: Tensor) -> Call:
         from torch.nn.attention.varlen import varlen_attn
 
-        k, v = (
-            cache.transpose(1, 2).flatten(0, 1).repeat_interleave(num_heads // num_kv_heads, 1)
-            for cache in x.contiguous()
-        )
+        flat = (cache.transpose(1, 2).flatten(0, 1) for cache in x.contiguous())
+        k, v = (cache.repeat_interleave(num_heads // num_kv_heads, 1) for cache in flat)
         return lambda: varlen_attn(q, k, v, starts, starts, length, length, window_size=(-1, 0))
 
     contenders: dict[str, Callable[[PagedInputs, Tensor], Call]] = {"ours": ours_call}

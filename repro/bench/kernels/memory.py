@@ -1,9 +1,8 @@
 """Benchmarks of the operations that only move K and V: slot write, block copy, and swap over the bus."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -35,13 +34,10 @@ def write() -> Iterator[Row]:
 
 
 def copy() -> Iterator[Row]:
-    """Copy-on-write of random blocks over all layers in one launch; beside torch's copy of as many bytes in one
-    piece."""
+    """Copy-on-write of random blocks over all layers in one launch; beside torch's copy of as many bytes."""
     num_blocks = 512
-    caches = [
-        torch.randn(num_blocks, 16, NUM_HEADS, HEAD_DIM, device="cuda", dtype=torch.float16)
-        for _ in range(2 * NUM_LAYERS)
-    ]
+    shape = (num_blocks, 16, NUM_HEADS, HEAD_DIM)
+    caches = [torch.randn(shape, device="cuda", dtype=torch.float16) for _ in range(2 * NUM_LAYERS)]
     pointers = kernels.cache_pointers(caches, caches[0].device)
     for count in (1, 3, 8, 32, 128):
         pairs = [torch.randperm(num_blocks, device="cuda")[: 2 * count].view(count, 2) for _ in range(4)]
@@ -54,37 +50,30 @@ def copy() -> Iterator[Row]:
 
 
 def _plain_copy(moved: int) -> Row:
-    """torch's copy of as many bytes in one piece: what size alone costs. (In a graph the slower copy engine would run
-    it.)"""
+    """torch's copy of as many bytes in one piece: what size alone costs (a graph would take the slower copy engine)."""
     flat = [torch.randn(moved // 4, device="cuda", dtype=torch.float16) for _ in range(4)]
     us = eager_time_us([partial(flat[i].copy_, flat[i - 1]) for i in range(4)])
     return {"contender": "torch copy, one piece", "launch": "eager", "us": us, "bytes": moved}
 
 
 def swap() -> Iterator[Row]:
-    """Fig. 19a's set-up: 256 tokens of one sequence out of and into random blocks, all layers of OPT-13B; and
-    1024."""
+    """Fig. 19a's set-up: 256 (and 1024) tokens of a sequence out of and into random blocks, all layers of OPT-13B."""
     pool_tokens = 2048
     shape = (2 * NUM_LAYERS, pool_tokens, NUM_HEADS, HEAD_DIM)
     gpu_pool = torch.empty(shape, device="cuda", dtype=torch.float16).normal_()
     cpu_pool = torch.zeros(shape, dtype=torch.float16, pin_memory=True)
     generator = torch.Generator().manual_seed(0)
-    for num_tokens in (256, 1024):
-        for block_size in BLOCK_SIZES:
-            gpu, cpu = (
-                list(pool.view(2 * NUM_LAYERS, -1, block_size, NUM_HEADS, HEAD_DIM)) for pool in (gpu_pool, cpu_pool)
-            )
-            both = kernels.cache_pointers(gpu, gpu_pool.device), kernels.cache_pointers(cpu, gpu_pool.device)
-            count = num_tokens // block_size
-            pairs = torch.stack(
-                [torch.randperm(pool_tokens // block_size, generator=generator)[:count] for _ in range(2)], dim=1
-            )
-            for batched in (True, False) if num_tokens == 256 else (True,):
-                for direction in ("out", "in"):
-                    us = _swap_us(gpu, cpu, pairs, both, batched, direction)
-                    name = "ours, one launch" if batched else "2023 way: a copy a block and layer"
-                    row = {"contender": name, "tokens": num_tokens, "block_size": block_size, "direction": direction}
-                    yield row | {"launch": "eager", "us": us, "bytes": 2 * NUM_LAYERS * num_tokens * TOKEN_BYTES}
+    for num_tokens, block_size in product((256, 1024), BLOCK_SIZES):
+        blocks = (2 * NUM_LAYERS, -1, block_size, NUM_HEADS, HEAD_DIM)
+        gpu, cpu = list(gpu_pool.view(blocks)), list(cpu_pool.view(blocks))
+        both = kernels.cache_pointers(gpu, gpu_pool.device), kernels.cache_pointers(cpu, gpu_pool.device)
+        orders = [torch.randperm(pool_tokens // block_size, generator=generator) for _ in range(2)]
+        pairs = torch.stack(orders, dim=1)[: num_tokens // block_size]
+        for batched, direction in product((True, False) if num_tokens == 256 else (True,), ("out", "in")):
+            us = _swap_us(gpu, cpu, pairs, both, batched, direction)
+            name = "ours, one launch" if batched else "2023 way: a copy a block and layer"
+            row = {"contender": name, "tokens": num_tokens, "block_size": block_size, "direction": direction}
+            yield row | {"launch": "eager", "us": us, "bytes": 2 * NUM_LAYERS * num_tokens * TOKEN_BYTES}
 
 
 def _swap_us(

@@ -1,8 +1,6 @@
 """The kernels on this machine's GPU. Everything that results are divided by is measured in the same run: the
 device-to-device copy and, for swaps, one large copy over the bus in each direction."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

@@ -1,6 +1,4 @@
-"""How kernels are timed: CUDA-graph replay, medians, over data larger than the L2 cache; and the machine's ceilings.
-
-Every benchmark of this package must measure in the same way. This module knows no kernel."""
+"""How kernels are timed: CUDA-graph replay, medians, over data larger than the L2 cache; and the machine's ceilings."""
 
 import statistics
 import time
@@ -27,8 +25,7 @@ def settle() -> None:
 
 
 def graph_time_us(calls: Sequence[Callable[[], object]], replays: int = 11) -> float:
-    """Microseconds a call: all calls captured in one CUDA graph, the median over its replays divided by their
-    number."""
+    """Microseconds a call: all calls captured in one CUDA graph, the median over replays divided by their number."""
     settle()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -101,8 +98,8 @@ class PagedInputs:
 
     def arguments(self) -> tuple[Any, ...]:
         """As a paged decode kernel takes them."""
-        about = (self.block_table, self.context_lens, self.scale, self.max_context_len)
-        return (self.q, self.k_cache, self.v_cache, *about)
+        caches = self.k_cache, self.v_cache
+        return self.q, *caches, self.block_table, self.context_lens, self.scale, self.max_context_len
 
     def contiguous(self) -> tuple[Tensor, Tensor]:
         """K and V of equal-length contexts as [batch, kv_heads, context, head_dim], for kernels that know no blocks."""

@@ -2,12 +2,9 @@
 
 A cell is a number of decoding sequences with short or long contexts, or with prompts joining in every second iteration.
 On a GPU the cells are the sizes that steps are padded to. A step is waited for there while the next one is queued, so
-single durations mean little and means over many steps everything. The grid is bounded by the pool: it is what the runs
-to be predicted can reach.
+single durations mean little and means over many steps everything. The grid is as large as the pool allows.
 
 Also here: recomputing 256 tokens of one sequence, at each block size, the other half of Fig. 19a."""
-
-from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
@@ -60,11 +57,8 @@ def cells(warm: WarmEngine) -> Iterator[Row]:
     # beside the longest.
     room, taken = 0.95 * slots, BLOCK_SIZE * -(-(SHORT_CONTEXT + _output(grid.cycles)) // BLOCK_SIZE)
     longest = min(room / 2, room - grid.mixed_seqs[0] * taken)
-    prompts = [
-        prompt
-        for prompt in grid.mixed_prompt
-        if prompt <= longest and min(prompt, PROMPT) < warm.loaded.config.max_model_len
-    ]
+    limit = warm.loaded.config.max_model_len
+    prompts = [prompt for prompt in grid.mixed_prompt if prompt <= longest and min(prompt, PROMPT) < limit]
     for count in grid.mixed_seqs if prompts else ():
         if count * taken + prompts[-1] <= room:
             for prompt in prompts:
@@ -93,8 +87,7 @@ def _decode(warm: WarmEngine, count: int, context: int, steps: int) -> Row:
 
 
 def _mixed(warm: WarmEngine, count: int, prompt: int, cycles: int) -> Row:
-    """A step of `count` short sequences that prompts join, `prompt` tokens in all; without sequences, of prompts
-    alone."""
+    """A step of `count` short sequences (0: none) that prompts join, `prompt` tokens in all."""
     durations = Durations()
     engine = warm.engine(durations)
     for index in range(count):

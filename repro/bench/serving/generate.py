@@ -1,11 +1,7 @@
-"""The other end of the scale: transformers' own `generate` with static batches, as a library without a serving engine
-is used.
+"""The other end of the scale: transformers' own `generate` with static batches, without a serving engine.
 
 Prompts of a batch are padded to the longest, and a batch runs until its longest output is done; only tokens that were
-asked for count. The batch is as large as would surely fit the pool if every request took the model's maximum length, as
-for Orca (Max)."""
-
-from __future__ import annotations
+asked for count. The batch is as large as surely fits the pool: every request takes the model's maximum length."""
 
 import copy
 import time

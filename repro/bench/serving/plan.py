@@ -4,11 +4,10 @@ The most informative points come first; systems take turns within each kind of p
 all of them alike. Rates are multiples of each system's own saturated throughput on this machine: in such relative axes
 any GPU can be laid over the paper's curves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -37,8 +36,8 @@ ORCAS = ("orca-oracle", "orca-pow2", "orca-max")
 
 @dataclass(frozen=True)
 class Timing:
-    """Windows (s): saturated from `warm_s` to `saturated_s`, latency to `latency_s`; FasterTransformer's long batches
-    take longer."""
+    """Windows (s): saturated from `warm_s` to `saturated_s` (FasterTransformer: `request_level_s`), latency to
+    `latency_s`."""
 
     warm_s: float
     saturated_s: float
@@ -84,30 +83,24 @@ def steps(warm: WarmEngine, recording: Recording, timing: dict[str, Timing], sys
         if generate.fits(warm):
             yield Step("generate/sharegpt", 150, lambda: [generate.generate_row(warm, "sharegpt")])
     yield Step("steps", 60, lambda: calibrate.cells(warm))
-    for multiple in MULTIPLES:
-        for workload in timing:
-            for name in systems:
-                yield latency(f"latency/{workload}/{name}/{multiple:g}", name, workload, multiple)
+    for multiple, workload, name in product(MULTIPLES, timing, systems):
+        yield latency(f"latency/{workload}/{name}/{multiple:g}", name, workload, multiple)
     if warm.on_gpu:
         yield from (step for step, name in _sharing_and_blocks(warm, load_on) if name in systems)
 
 
 def _sharing_and_blocks(warm: WarmEngine, load_on: Callable[..., Load]) -> Iterator[tuple[Step, str]]:
-    """Saturated runs of what else vLLM shares and how else it may be set (Fig. 14 and 15, 16, 18b and 19b), each with
-    its system."""
+    """Saturated runs of what else vLLM shares and how else it may be set (Fig. 14 to 16, 18b, 19b); each's system."""
 
     def point(key: str, load: Load, more_s: float = 2) -> tuple[Step, str]:
         step = Step(key, load.stop_s + more_s, lambda: [warm.measure(load) | {"kind": step.kind}])
         return step, load.system
 
     few = partial(load_on, rate=None, **WINDOW)
-    for method in ("parallel", "beam"):
-        for width in WIDTHS:
-            for name in ("vllm", *ORCAS):
-                yield point(f"sharing/{method}/{width}/{name}", few(name, "alpaca", n=width, beams=method == "beam"))
-    for prefix in PREFIXES:
-        for name in ("vllm", "orca-oracle"):
-            yield point(f"prefix/{prefix}/{name}", few(name, TRANSLATION, prefix_tokens=prefix))
+    for method, width, name in product(("parallel", "beam"), WIDTHS, ("vllm", *ORCAS)):
+        yield point(f"sharing/{method}/{width}/{name}", few(name, "alpaca", n=width, beams=method == "beam"))
+    for prefix, name in product(PREFIXES, ("vllm", "orca-oracle")):
+        yield point(f"prefix/{prefix}/{name}", few(name, TRANSLATION, prefix_tokens=prefix))
     sharegpt = partial(load_on, rate=None, **SHAREGPT_WINDOW)
     for size in BLOCK_SIZES:
         for way in PREEMPTIONS:

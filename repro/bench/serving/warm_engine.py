@@ -3,8 +3,6 @@
 Weights are random (only shapes matter), lengths are forced, beams continue where a real model's did. The pool is that
 of Table 1, whatever the memory of the card, so that any GPU answers the paper's question."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import time
@@ -85,8 +83,7 @@ class WarmEngine:
                 torch.cuda.empty_cache()
 
     def _make_executor(self, block_size: int, num_blocks: int) -> TorchExecutor:
-        loaded, fast = self.loaded, self._fast
-        swap_blocks = int(self._swap * num_blocks)
+        loaded, fast, swap_blocks = self.loaded, self._fast, int(self._swap * num_blocks)
         store = KVStore(loaded.config, num_blocks, block_size, swap_blocks, loaded.dtype, loaded.device)
         manager = PagedKVCacheManager(num_blocks, block_size)
         return TorchExecutor(loaded, manager, store, with_logprobs=False, graphs=fast, compiled=fast)
@@ -122,8 +119,7 @@ class WarmEngine:
         self.executor.flush()
 
     def prepare(self, load: Load) -> tuple[KVCacheManager, list[Request]]:
-        """The load's memory manager on this pool, with the shared prefix if there is one, and its requests, which have
-        prompts."""
+        """The load's memory manager on this pool, with the shared prefix if any, and its requests with prompts."""
         self.use_blocks(load.block_size)
         manager = load.manager_on(self.deployment)
         self.executor.reset(manager, load.parents)
@@ -190,8 +186,7 @@ def device_name(on_gpu: bool) -> str:
 
 
 def gpu_state(uuid: str | None) -> dict[str, float | None]:
-    """Clocks (MHz), temperature (C) and power (W) of a GPU now; None where nvidia-smi does not tell, and without
-    one."""
+    """Clocks (MHz), temperature (C) and power (W) of a GPU now; None without one, or where nvidia-smi does not tell."""
     names = {"sm_mhz": "clocks.sm", "memory_mhz": "clocks.mem", "celsius": "temperature.gpu", "watts": "power.draw"}
     query = ["nvidia-smi", f"--query-gpu={','.join(names.values())}", "--format=csv,noheader,nounits"]
     try:
