@@ -1,14 +1,16 @@
-"""One module per experiment; its stem is also that of its notebook and its parameter file.
+"""One module an experiment; its stem is also that of its notebook and its parameter file.
 
-A study says what to compute, how to draw it and what it shows, in four names:
+A study says what to compute, how to draw it and what it shows, in five names:
 
-    class Params                                  frozen dataclass: the parameters of experiments/<stem>.yaml,
-                                                  typed, their ranges checked in __post_init__ (UserError)
+    class Params(Parameters)                      the parameters of experiments/<stem>.yaml: types and bounds, no values
+    TABLES                                        table -> the columns that tell its rows apart
     def points(params) -> list[Point]             the independent pieces of work
     def draw(rows, params) -> dict[str, Figure]   figure name -> figure, from the rows alone
-    def judge(rows, params) -> list[Judgement]    what the rows say about the paper's claims
+    def judge(rows, params) -> list[Judgement]    what the rows say about the paper's claims; called only for a run with
+                                                  the parameters of the file, but for those in `Params.free`
 
-A point's function is defined at the top of the module and returns one row or a list of rows. Results are kept by the
-content of the arguments and of the code that the point's function reaches, so editing `draw`, `judge` or what only they
-use recomputes nothing. A study never reads a clock for anything but a measurement, and never writes a file.
+and, if it has tables for readers, `tables(rows, params)`. A point's function is defined at the top of the module and
+returns one row or a list of rows. Results are kept by the content of the arguments and of the code that the point's
+function reaches, so editing `draw`, `judge` or what only they use recomputes nothing. A study never reads a clock for
+anything but a measurement, and never writes a file. `common` has what studies share. docs/extending.md has an example.
 """
