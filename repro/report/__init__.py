@@ -1,1 +1,9 @@
-"""What is drawn and what is judged: plots, diagrams, the page, the claims and the paper's own curves."""
+"""What is drawn and what is judged. No experiment is known here.
+
+plotting/   how every figure is drawn, in one style
+diagrams    block tables, drawn
+embedding   what a figure carries: the hashes of its rows, parameters and code
+page        the page of figures and verdicts
+claims/     the claims, our judgements of them, and the ledger
+paper/      the paper's own curves
+"""

@@ -1,1 +1,7 @@
-"""Set-up of the environment and what this machine can run; standard library only."""
+"""Set-up of the environment, and what this machine can run. Standard library only.
+
+bootstrap     makes the environment, from nothing but a Python
+environment   environment variables and folders that every run needs
+machine       what this machine is, for manifests
+doctor        what can and cannot run here, and why
+"""
