@@ -16,8 +16,7 @@ Importing the package imports nothing else. Each of these names is imported when
     SamplingParams      how a request's tokens are chosen, how many samples, how long
     PoolSize            how large the K/V pool of an LLM is
     model_from_config   a model with random weights from a transformers configuration
-    UserError           what is raised for input that cannot work
-"""
+    UserError           what is raised for input that cannot work"""
 
 from importlib import import_module
 

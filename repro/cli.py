@@ -1,8 +1,7 @@
 """The command line: `python -m repro COMMAND`.
 
 It parses, hands over, and turns exceptions into one line and an exit code: 0 done, 1 something failed, 2 input that
-cannot work, 130 interrupted. It knows no experiment by name.
-"""
+cannot work, 130 interrupted. It knows no experiment by name."""
 
 from __future__ import annotations
 

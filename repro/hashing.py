@@ -43,8 +43,7 @@ def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
     """Write `content` so that `path` is at every moment the old file, the new file or absent.
 
     Without `durable` this holds when the process is killed, but not when the machine loses its power. Raises UserError
-    naming the folder when the disk is full, the folder read-only or in the way.
-    """
+    naming the folder when the disk is full, the folder read-only or in the way."""
     temporary = temporary_name(path, ".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

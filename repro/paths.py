@@ -4,8 +4,7 @@ One checkout has one set of folders, and three environment variables can move th
 experiments/ and notebooks/), REPRO_RESULTS_DIR and REPRO_FIGURES_DIR. Only a paper-scale run with the committed
 parameters writes to figures/; every other run has its own folder below results/, so that trying something can never
 replace the committed evidence (REPRO_VARIANT=custom sends a run there whatever its parameters). Result files of points
-are shared by all runs: they are keyed by content.
-"""
+are shared by all runs: they are keyed by content."""
 
 from __future__ import annotations
 

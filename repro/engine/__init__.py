@@ -13,5 +13,4 @@ Read it in this order; it takes a quarter of an hour.
     systems      vLLM, the Orcas and FasterTransformer as data
     chunked      the scheduler with a token budget an iteration (vLLM V1)
     config       models, GPUs and the paper's deployments (Table 1)
-    errors       the one exception that is meant for a user's eyes
-"""
+    errors       the one exception that is meant for a user's eyes"""

@@ -8,5 +8,4 @@ store        one small file for each finished point; locks
 workers      computes points in processes; `progress` shows how far they are
 card         a run as it displays in a notebook
 notebook     executes an experiment's notebook
-runs         reads what was kept of runs; `diff` compares two of them, `verify` checks figures
-"""
+runs         reads what was kept of runs; `diff` compares two of them, `verify` checks figures"""

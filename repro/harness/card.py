@@ -1,8 +1,7 @@
 """How a run displays in a notebook: a card with its points, its parameters and what each means, and its verdicts.
 
 The card takes its colours from the page that it stands on, so that it can be read in light and in dark themes; only a
-verdict brings colours of its own, a background and the text on it.
-"""
+verdict brings colours of its own, a background and the text on it."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A run is a table's file, a folder of results or of figures, or a commit whose figures are kept with it. Rows of two runs
 belong together when their keys are equal (see `tables`). Numbers are compared as means over seeds; the yardstick is the
-range over the seeds. This module knows no experiment: tables, keys and columns are all it sees.
-"""
+range over the seeds. This module knows no experiment: tables, keys and columns are all it sees."""
 
 from __future__ import annotations
 

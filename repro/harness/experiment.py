@@ -7,8 +7,7 @@
 
 Parameters come from experiments/<stem>.yaml and are checked before any work. Measuring and drawing are separate:
 drawing sees rows only and never computes. A study (repro.studies) says what to compute and how to draw it; this module
-does not know what that is, and holds nothing in memory that is not also on disk.
-"""
+does not know what that is, and holds nothing in memory that is not also on disk."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ def open(stem: str, scale: str = "paper", overrides: Mapping[str, Any] | None = 
     """The experiment `stem` with the parameters of its file, the scale's changes and the given overrides.
 
     Raises UserError for an unknown experiment or scale, and for an unknown, missing or mistyped parameter in any of the
-    three, before any work.
-    """
+    three, before any work."""
     if scale not in SCALES:
         raise UserError(f"unknown scale {scale!r}; known: {', '.join(SCALES)}")
     file, study = parameter_file(stem), _study(stem)
@@ -104,8 +102,7 @@ class Run:
         """Every point's rows in named tables, in the order of the study's points; computes and keeps what is missing.
 
         Also writes a CSV file for each table and manifest.json. Raises UserError or PointError naming the point that
-        failed, after all others are finished and kept.
-        """
+        failed, after all others are finished and kept."""
         rows, contents = self._computed()
         self._write_results(rows, contents)
         return rows
@@ -177,8 +174,7 @@ class Run:
 
         Beside them go the rows themselves, <experiment>.<table>.csv, what the study shows as a table, <name>.html, and
         for each figure what it carries, with the parameters in words, as <figure>.json: so figures that are kept can be
-        checked and compared anywhere.
-        """
+        checked and compared anywhere."""
         about = self._embedded(rows)
         figures = self.study.draw(rows, self.params)
         files = rows.write(self.folders.figures, f"{self.stem}.")
@@ -211,8 +207,7 @@ class Run:
     def judgements(self, rows: Rows) -> list[Judgement]:
         """What the rows say about the paper's claims, with the notes of the parameter file filled in.
 
-        Rows of other parameters than the paper's say nothing about its claims: then there are none.
-        """
+        Rows of other parameters than the paper's say nothing about its claims: then there are none."""
         found = self.study.judge(rows, self.params) if self.params.as_in_paper else []
         for one in found:
             if text := self.file.notes.get(one.claim_id):

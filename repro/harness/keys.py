@@ -6,8 +6,7 @@ A point is computed again exactly if the hash of one of these two changes, whate
   class by the code that it reaches;
 * the code that its function reaches: by name within studies, whole modules elsewhere (repro.harness.sources says how).
 
-A function or class of a notebook's cell counts with its source and with every global that it uses.
-"""
+A function or class of a notebook's cell counts with its source and with every global that it uses."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class Identity:
 def identify(function: Any, arguments: Mapping[str, Any], sources: Sources | None = None) -> Identity:
     """The identity of the call `function(**arguments)`; `sources` is shared between the points of one run.
 
-    Raises UserError for an argument that has no content to hash (an open file, a generator, an arbitrary object).
-    """
+    Raises UserError for an argument that has no content to hash (an open file, a generator, an arbitrary object)."""
     collector = _Collector()
     described = collector.describe(function, "function")
     content = {name: collector.describe(value, f"argument {name!r}") for name, value in sorted(arguments.items())}

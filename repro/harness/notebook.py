@@ -2,8 +2,7 @@
 
 The kernel is this very Python, through a kernel specification made in a temporary folder: none need be installed.
 Papermill takes `sys.exit(0)` in a cell and a stale result for success, so what a notebook should have left behind is
-checked afterwards. What the kernel says of the experiment's progress is passed on as it comes.
-"""
+checked afterwards. What the kernel says of the experiment's progress is passed on as it comes."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ def execute(run: Run, overrides: Mapping[str, Any]) -> Path:
     """Execute the run's notebook and return the executed copy, kept beside the run's results also when it fails.
 
     Raises UserError (as raised in the notebook, or for a notebook that is absent or not an experiment's),
-    NotebookError, KeyboardInterrupt.
-    """
+    NotebookError, KeyboardInterrupt."""
     import papermill
     from nbclient.exceptions import DeadKernelError
     from papermill.exceptions import PapermillExecutionError

@@ -5,8 +5,7 @@ types and bounds (pydantic) and no values. Papermill only warns about an unknown
 every name and type is checked here: an unknown name lists the known ones, a value of the wrong type says what is
 allowed. Whole numbers are accepted for floats and lists become tuples; nothing else is converted.
 
-This module does not know what the parameters mean.
-"""
+This module does not know what the parameters mean."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ _MEANING = re.compile(r"^  (\w+):[^#\n]*\s#\s*(.+)$", re.MULTILINE)
 class Parameters(BaseModel):
     """Base of a study's `Params`: annotated fields without defaults, checked when they are made, then fixed.
 
-    `free` names what may differ from the file while the paper's claims are still judged.
-    """
+    `free` names what may differ from the file while the paper's claims are still judged."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     free: ClassVar[tuple[str, ...]] = ("seeds", "lengths")
@@ -78,8 +76,7 @@ class ParameterFile:
 def make_parameters(cls: type[Parameters], file: ParameterFile, scale: str, given: Mapping[Any, Any]) -> Parameters:
     """The parameters of a run: the file's, at the smoke scale with its changes, and what is given instead.
 
-    UserError that names the source for a name that is unknown or missing and for a value that cannot be.
-    """
+    UserError that names the source for a name that is unknown or missing and for a value that cannot be."""
     paper = {f"{file.path}, params": file.params}
     smoke = {f"{file.path}, smoke": file.smoke}
     whole = _checked(cls, paper)

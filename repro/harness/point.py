@@ -13,8 +13,7 @@ class Point:
     study's table `table`; without a table it returns a mapping, table -> rows.
 
     `weight` is its cost relative to the other points. A point marked `alone` measures wall-clock time: nothing else of
-    the experiment runs beside it, and its threads are not limited.
-    """
+    the experiment runs beside it, and its threads are not limited."""
 
     function: Callable[..., Any]
     arguments: Mapping[str, Any]

@@ -1,8 +1,7 @@
 """One live line that says how far an experiment is: done, elapsed, and how long the rest will take.
 
 The line is tqdm's, as text and redrawn in place: on a terminal several times a second, in a notebook every few seconds.
-The time left is estimated from the points' relative costs.
-"""
+The time left is estimated from the points' relative costs."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ _SECONDS_BETWEEN = {True: 0.2, False: 3.0}  # by: is it a terminal
 class Progress(tqdm):
     """The progress of one experiment's points.
 
-    `total` counts all points, `kept` those finished in earlier runs; `weight` is the cost of those still to compute.
-    """
+    `total` counts all points, `kept` those finished in earlier runs; `weight` is the cost of those still to compute."""
 
     monitor_interval = 0  # no thread beside the workers'
     _lock = threading.RLock()  # no lock between processes either: only the parent writes

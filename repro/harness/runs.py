@@ -1,8 +1,7 @@
 """What was kept of runs: tables and what is known of them, from a file, a folder, or a commit with figures.
 
 Three things hold tables: results/<experiment>/ with its manifest.json, figures/ with <experiment>.<table>.csv and the
-sidecars of the figures drawn from them, and any commit of the latter. This module does not know what rows mean.
-"""
+sidecars of the figures drawn from them, and any commit of the latter. This module does not know what rows mean."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ class KeptRun:
 def kept_runs(named: str) -> dict[str, KeptRun]:
     """Experiment -> run. `named` is a table's file, a folder of results or figures, or a commit of this checkout.
 
-    UserError if it is none of these or holds no tables.
-    """
+    UserError if it is none of these or holds no tables."""
     path = Path(named)
     if path.is_file():
         beside = (_results(path.parent) or _figures(path.parent.iterdir(), Path)).items()

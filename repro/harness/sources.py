@@ -8,8 +8,7 @@ new computation; everywhere else the coarse rule is the one that misses nothing.
 Imports inside functions count. Comments, docstrings, imports for type checkers and the annotations of a function's
 arguments lead nowhere. Data files beside a reached module count by content. A name that `repro` offers lazily counts as
 what it stands for. Installed libraries do not count (the manifest has their versions); an import by a computed name is
-not seen.
-"""
+not seen."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 class Sources:
     """The project's source files as they are on disk now, read once each.
 
-    Made anew for each run: the workers start fresh from the files, so it is the files that count.
-    """
+    Made anew for each run: the workers start fresh from the files, so it is the files that count."""
 
     def __init__(self) -> None:
         self.digest = functools.cache(self._digest)

@@ -2,8 +2,7 @@
 
 A finished point is one small JSON file named by its key. It is written to a temporary name, flushed to the disk and
 renamed, so a crash at any moment leaves either no file or a whole one, and two runs in one checkout do no harm. A
-checksum inside tells a truncated or hand-edited file, which then counts as missing: it is recomputed, never used.
-"""
+checksum inside tells a truncated or hand-edited file, which then counts as missing: it is recomputed, never used."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ def locked(path: Path, wait: bool, about: str = "") -> Iterator[None]:
     """Hold the lock file `path`, which goes with the process however it ends; `about` says in it who holds it.
 
     With `wait` until another holder is done; else UserError that names the holder. Where the file system has no locks
-    it holds nothing: points are safe without, only summaries of two runs at once may then mix.
-    """
+    it holds nothing: points are safe without, only summaries of two runs at once may then mix."""
     with ExitStack() as held:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,8 +58,7 @@ def check_tables(returned: Any, table: str | None) -> dict[str, list[Row]]:
     None, a mapping from tables to these.
 
     NumPy scalars become Python numbers. Raises TypeError or ValueError naming the entry for anything that is not text,
-    a finite number, a truth value or None: a value that is not defined is None, never NaN.
-    """
+    a finite number, a truth value or None: a value that is not defined is None, never NaN."""
     if table is not None:
         returned = {table: returned}
     if not isinstance(returned, Mapping):

@@ -1,8 +1,7 @@
 """An experiment's rows: named tables, each with the columns that tell its rows apart, one CSV file each.
 
 A study declares its tables (`TABLES`: name -> key columns). Everything that reads rows asks for a table by name, and
-everything that compares rows does it by keys.
-"""
+everything that compares rows does it by keys."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ A figure carries the hashes of its rows, parameters and computing code, and so d
 and code are hashed again from the checkout; the rows beside the figure, and those in results/ if they are there, are
 compared with what it carries; the figure is drawn again from its rows and must come out byte for byte. What computes
 for seconds only is computed again, too; the rest on request, but for experiments that measure wall-clock time: their
-rows are never the same twice. What cannot be checked is said, never passed.
-"""
+rows are never the same twice. What cannot be checked is said, never passed."""
 
 from __future__ import annotations
 
@@ -166,8 +165,7 @@ def differences(path: Path, again: Again) -> list[str]:
 def main(figures: list[str], recompute: bool = False) -> int:
     """Check the named figures (files, or names of figures; none or "all" for every one) and print a line for each.
 
-    Returns 0 if every figure matches, else 1.
-    """
+    Returns 0 if every figure matches, else 1."""
     folder = paths.folders().figures
     if figures in ([], ["all"]):
         found = sorted(path for path in folder.glob("*.*") if path.suffix[1:] in FIGURE_FORMATS)

@@ -3,8 +3,7 @@
 Points go to worker processes one by one, the heaviest first, and the worker itself keeps the result; whatever kills the
 run loses only the points in flight. A point that raises does not stop the others. A worker that dies (killed for
 memory, say) takes the pool with it: the points that were in flight are then tried again one at a time, so the one to
-blame is known by name and the rest are still computed. Workers are fresh processes, never forks.
-"""
+blame is known by name and the rest are still computed. Workers are fresh processes, never forks."""
 
 from __future__ import annotations
 
@@ -76,8 +75,7 @@ def compute(tasks: list[Task], store: PointStore, progress: Progress) -> None:
     """Compute and keep every task's point.
 
     Tasks marked `alone` (wall-clock measurements) run after the others, one at a time, with nothing beside them. Raises
-    UserError or PointError after all other points are finished; KeyboardInterrupt at once.
-    """
+    UserError or PointError after all other points are finished; KeyboardInterrupt at once."""
     failures: list[Failure] = []
     try:
         shared = number_of_workers(os.environ.get("JOBS", ""))

@@ -12,8 +12,7 @@
     executor    ties them together behind Executor
     llm         LLM, the face of all this
 
-Only this package, `repro.kernels` and `repro.bench` import torch.
-"""
+Only this package, `repro.kernels` and `repro.bench` import torch."""
 
 from repro.llm.llm import LLM, Generation, RequestResult, Sample, Statistics
 

@@ -5,5 +5,4 @@ diagrams    block tables, drawn
 embedding   what a figure carries: the hashes of its rows, parameters and code
 page        the page of figures and verdicts
 claims/     the claims, our judgements of them, and the ledger
-paper/      the paper's own curves
-"""
+paper/      the paper's own curves"""

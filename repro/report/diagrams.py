@@ -6,8 +6,7 @@
 
 One row per sequence, one cell per logical block; a cell shows its physical block, how far it is filled, and its
 reference count (a stored prefix counts as a holder). `draw_tables` is one panel of such a picture. This module sees
-managers and lengths; it knows no tokens.
-"""
+managers and lengths; it knows no tokens."""
 
 from __future__ import annotations
 
@@ -77,8 +76,7 @@ class BlockTables(Observer):
 def draw(states: Iterable[State], iterations: Iterable[int] | None = None, max_blocks: int = 12) -> Figure:
     """One panel per iteration (all recorded ones unless named); tables are cut after `max_blocks` blocks.
 
-    UserError if none of the iterations was recorded.
-    """
+    UserError if none of the iterations was recorded."""
     from repro.report import plotting
 
     states = list(states)

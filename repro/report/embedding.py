@@ -1,7 +1,6 @@
 """A figure as a file that carries where it comes from: a PNG text chunk, the SVG's description.
 
-Equal data gives equal bytes: no dates, no random ids, no version strings go into a figure.
-"""
+Equal data gives equal bytes: no dates, no random ids, no version strings go into a figure."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ def figure_bytes(figure: Figure, file_format: str, embedded: Mapping[str, Any]) 
     """The figure as a PNG or SVG file that carries `embedded`; equal figures give equal bytes.
 
     Its layout is settled once and then kept: laid out anew for each file, axes move by fractions of a pixel. And it is
-    rounded: the solver's last digits depend on where objects lie in memory, and an SVG's names on all digits.
-    """
+    rounded: the solver's last digits depend on where objects lie in memory, and an SVG's names on all digits."""
     import matplotlib
 
     if figure.get_layout_engine() is not None:
@@ -52,8 +50,7 @@ def figure_bytes(figure: Figure, file_format: str, embedded: Mapping[str, Any]) 
 def read_embedded(path: Path) -> dict[str, Any]:
     """What a figure written by `figure_bytes` says about itself.
 
-    Raises UserError if the file is absent, is no PNG or SVG, or carries nothing of ours.
-    """
+    Raises UserError if the file is absent, is no PNG or SVG, or carries nothing of ours."""
     try:
         if path.suffix == ".png":
             from PIL import Image

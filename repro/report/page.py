@@ -3,8 +3,7 @@
 The page is a pure function of what lies in the two folders (figures, the JSON file beside each that says what it is,
 claims.json, the manifests of experiments that ran here, notebooks) and of the descriptions that it is handed: equal
 inputs give equal bytes. It judges nothing and computes nothing; whatever it shows was written by an experiment. How it
-looks is in templates/.
-"""
+looks is in templates/."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ class Description:
 def build(figures: Path, results: Path, experiments: Mapping[str, Description]) -> Path:
     """Write `figures`/index.html and return its path; `experiments` describes them by name.
 
-    Raises UserError for a broken ledger or manifest, and where the page cannot be written.
-    """
+    Raises UserError for a broken ledger or manifest, and where the page cannot be written."""
     manifests = {path.parent.name: _manifest(path) for path in sorted(results.glob("*/manifest.json"))}
     drawn: dict[str, list[dict[str, str]]] = {}
     for path in sorted(figures.glob("*.svg")):

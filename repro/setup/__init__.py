@@ -3,5 +3,4 @@
 bootstrap     makes the environment, from nothing but a Python
 environment   environment variables and folders that every run needs
 machine       what this machine is, for manifests
-doctor        what can and cannot run here, and why
-"""
+doctor        what can and cannot run here, and why"""

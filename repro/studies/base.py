@@ -1,8 +1,7 @@
 """What every study is written with, in one import.
 
 A study computes where nothing is drawn, so `plotting` is loaded when it is first used; the names of what is drawn and
-of tables are for annotations only.
-"""
+of tables are for annotations only."""
 
 from __future__ import annotations
 

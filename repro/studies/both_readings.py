@@ -2,8 +2,7 @@
 
 The words are in open_questions.yaml; here are the numbers for them, from rows and from the paper's own curves
 (repro.report.paper). In the pictures the paper's points are hollow or dotted. This module runs nothing and judges
-nothing.
-"""
+nothing."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ greedy, random, parallel and beam requests, and each must get the tokens that it
 are equally good are no difference: where the two best logits of `generate` itself are within GAP, rounding decides
 between them; such cases are counted apart and listed.
 
-Beam search against transformers' is a matter of the tests. How long anything takes is not looked at.
-"""
+Beam search against transformers' is a matter of the tests. How long anything takes is not looked at."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@ vLLM.
 
 Every point is a run of its own: so many requests at most, a queue that never empties, and the real scheduler and memory
 manager; memory is what the manager holds, averaged over time. Where it does not grow any more, memory is full. Time
-comes from the cost model, which this very figure calibrates: the throughput is no test of it.
-"""
+comes from the cost model, which this very figure calibrates: the throughput is no test of it."""
 
 from __future__ import annotations
 
@@ -78,8 +77,7 @@ def batch_at(
     """A saturated run of at most `limit` requests in `kv_gb` GiB: mean batch, memory (GB, weights included) and
     tokens/s.
 
-    The first third of the time, in which the batch fills up with requests that are all young, does not count.
-    """
+    The first third of the time, in which the batch fills up with requests that are all young, does not count."""
     deployment = deployment_of(MODEL, _slots(kv_gb))
     trace = trace_of("sharegpt", rate, duration_s, seed, lengths)
     costs = cost_model("a100-2023", deployment)  # Fig. 1 as it is: no anchor

@@ -2,8 +2,7 @@
 
 Nothing here is timed or random. Table 1 and Fig. 1 come from the architectures in `repro.engine.config`; Fig. 3 is read
 off the contiguous memory manager while it serves the figure's two requests. Fig. 1's right half needs the engine and is
-not drawn here.
-"""
+not drawn here."""
 
 from __future__ import annotations
 
@@ -70,8 +69,7 @@ def points(params: Params) -> list[Point]:
 def table1(deployment: str) -> dict[str, Any]:
     """A row of Table 1 from the architecture; the bytes left for K/V are the paper's choice and taken from it.
 
-    Weights in 10^9 bytes, the KV cache in 2^30: the units in which the printed digits come out.
-    """
+    Weights in 10^9 bytes, the KV cache in 2^30: the units in which the printed digits come out."""
     config, printed = DEPLOYMENTS[deployment], paper.figure("table1")[deployment]
     per_token = config.model.kv_bytes_per_token
     return about("exact") | {
@@ -89,8 +87,7 @@ def table1(deployment: str) -> dict[str, Any]:
 def contiguous_requests(chunk_slots: tuple[int, int]) -> list[dict[str, Any]]:
     """Fig. 3 by the memory manager: where each request's chunk starts and how its slots are used.
 
-    A third request held the slots between the two and has finished: that gap is free, and only in one piece.
-    """
+    A third request held the slots between the two and has finished: that gap is free, and only in one piece."""
 
     def declared(request: Request, max_model_len: int) -> int:
         return chunk_slots[request.request_id] - request.prompt_tokens

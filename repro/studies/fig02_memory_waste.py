@@ -2,8 +2,7 @@
 
 Both replay a trace through the real scheduler and memory manager and average over the hour in which requests arrive,
 without the drain after it. What the pool holds hardly depends on speed once requests queue up, so these numbers test
-the allocators, not the cost model; vLLM's two bars of Fig. 13 are the exception (see docs/fidelity.md).
-"""
+the allocators, not the cost model; vLLM's two bars of Fig. 13 are the exception (see docs/fidelity.md)."""
 
 from __future__ import annotations
 

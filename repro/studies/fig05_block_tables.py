@@ -2,8 +2,7 @@
 
 Every state is read off `PagedKVCacheManager` with blocks of four slots, as in the figures. Physical block numbers are
 the allocator's business: a state agrees with the figure's if it is the same up to the names of the blocks, with the
-same filled slots and reference counts. No token values and no times occur.
-"""
+same filled slots and reference counts. No token values and no times occur."""
 
 from __future__ import annotations
 
@@ -75,8 +74,7 @@ def _group(request_id: int, prompt_tokens: int, prefix: str | None = None, **sam
 class _Walk:
     """A block manager, and its states so far: one row for each logical block of each sequence.
 
-    A stored prefix comes first, as a sequence of its own.
-    """
+    A stored prefix comes first, as a sequence of its own."""
 
     def __init__(self, block_size: int, prefix_words: int = 0) -> None:
         self.manager = PagedKVCacheManager(NUM_BLOCKS, block_size, watermark=0.0)

@@ -2,8 +2,7 @@
 
 Every other experiment replays such traces, so this one shows what they are: the histograms in the paper's 128 bins, the
 shares up to each length, and how the output goes with the prompt, which the paper does not print. The rows also carry
-each trace's card. Nothing is served here: no system, speed or memory is involved.
-"""
+each trace's card. Nothing is served here: no system, speed or memory is involved."""
 
 from __future__ import annotations
 
@@ -103,8 +102,7 @@ def _paper_density(workload: str, length: str) -> np.ndarray:
 def _bins(trace: Trace, length: str) -> list[dict[str, Any]]:
     """`density` is the share of requests per token, `cumulative` that of all requests up to the bin's end.
 
-    Lengths of a user's file that lie outside the paper's bins belong to no bin, but count among the requests.
-    """
+    Lengths of a user's file that lie outside the paper's bins belong to no bin, but count among the requests."""
     tokens = np.sort(getattr(trace, f"{length}_tokens"))
     edges = _edges(trace.name, length)
     density = np.histogram(tokens, edges)[0] / len(tokens) / np.diff(edges)

@@ -1,6 +1,5 @@
 """The paper's comparison measured on a GPU: saturated throughput of the five systems, and what their memory held
-meanwhile.
-"""
+meanwhile."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 vLLM keeps the full blocks of the prefix for all requests and computes only the rest of each prompt. Orca computes the
 whole prompt and holds it in every chunk. WMT16's own sentence lengths need a network: the default is a distribution
 (see repro.workloads.translation), and the ratio of the two rates is shown under longer and shorter sentences and under
-every open assumption of the cost model.
-"""
+every open assumption of the cost model."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A prompt of 1024 tokens makes the buddy allocator round every Orca's chunk up to 2048 slots, whatever it expects of the
 output: how many prompts are that long decides the figure. The paper does not say (see repro.workloads.chatbot), so the
-crossings are shown against that share, from conversations of two rounds to a single endless one.
-"""
+crossings are shown against that share, from conversations of two rounds to a single endless one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Fig. 18a: the time of the paged attention kernel, from rows recorded on a GPU. Nothing is measured here.
 
-The study knows no kernel: it reads experiments/recorded, whose rows `python -m repro bench kernels` makes.
-"""
+The study knows no kernel: it reads experiments/recorded, whose rows `python -m repro bench kernels` makes."""
 
 from __future__ import annotations
 

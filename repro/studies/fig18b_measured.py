@@ -3,8 +3,7 @@
 OPT-13B with the 12 GB pool of Table 1. A block size has effects that differ in sign: larger blocks waste more of the
 pool at sequences' ends, so fewer requests run together (exact, and the same everywhere); smaller ones cost the kernels
 more look-ups and, where swapping moves blocks one by one, more transfers. Here kernels and swaps are ours: one launch
-moves all blocks. The paper has latencies at a rate, on another card.
-"""
+moves all blocks. The paper has latencies at a rate, on another card."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 systems deliver.
 
 Rows come from `python -m repro bench serving` and `python -m repro bench kernels`: this machine's own, or those
-recorded with the project (see `repro.bench.kept`). Nothing is measured here.
-"""
+recorded with the project (see `repro.bench.kept`). Nothing is measured here."""
 
 from __future__ import annotations
 

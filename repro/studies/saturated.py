@@ -2,8 +2,7 @@
 
 All requests are there from the beginning, more than a run can serve, so that memory alone decides how many sequences
 run. A step gives each of them a token; a prompt takes no step of its own. What a step takes in seconds is not known
-here.
-"""
+here."""
 
 from __future__ import annotations
 
@@ -136,8 +135,7 @@ def replay(name: str, setup: Setup, load: Load, seed: int) -> dict[str, Any]:
     blocks the queue.
 
     `empty_slots_most` is the largest number of slots without a token at the end of one sequence; `empty_mib` what all
-    of them held.
-    """
+    of them held."""
     queue, trace_hash = requests(setup, load, seed)
     tokens = preemptions = discarded = blocked = most = 0
     pieces: dict[str, list[float]] = {piece: [] for piece in PIECES}

@@ -2,8 +2,7 @@
 
 An article that explains PagedAttention does this with an interactive simulator and prints what it shows. It prints less
 than it takes to repeat that, so ours stands on one set of assumptions, the same for all setups and stated in
-experiments/saturated_queue.yaml. Everything is counted in steps of the real scheduler and managers; no time occurs.
-"""
+experiments/saturated_queue.yaml. Everything is counted in steps of the real scheduler and managers; no time occurs."""
 
 from __future__ import annotations
 

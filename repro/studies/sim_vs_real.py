@@ -4,8 +4,7 @@ seen.
 On one machine the durations of steps are measured once, on a grid (`repro.bench.serving.calibrate`). Then the same
 scheduler and memory managers run in virtual time with those durations, and every run that was measured there is
 predicted: same trace, same window, same counting. Nothing is fitted to a run; docs/fidelity.md names the one choice
-that was made after runs had been predicted.
-"""
+that was made after runs had been predicted."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ Fig. 12, 14, 16 and 17 are such sweeps. Their studies state the set-ups; points,
 drawing and summing up are here. The crossing is bisected on our own curve, so it needs no grid of rates.
 
 The module has `points` and `draw` like a study: of it, a kept result depends on what computed it only. Where the
-function of a point is a study's own, the study imports by name what it uses (repro.harness.sources).
-"""
+function of a point is a study's own, the study imports by name what it uses (repro.harness.sources)."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ class Setup:
 
     `labels` are the columns that tell its rows from those of other set-ups, beside system and seed. `trace` makes the
     requests of a rate, a duration (s) and a seed. `beams` makes what says where beams continue. `facts` are columns
-    read off a trace; a crossing has those of the trace at its rate.
-    """
+    read off a trace; a crossing has those of the trace at its rate."""
 
     labels: Mapping[str, Any]
     system: System
@@ -191,8 +189,7 @@ def draw(
 ) -> Figure:
     """How far our crossings lie from the paper's (%), by panel (`titles`: panel -> title) and system, `step` apart.
 
-    Grey: what lies `within` (%). Hollow: `readings` by panel and system, and rows whose `copies` is false.
-    """
+    Grey: what lies `within` (%). Hollow: `readings` by panel and system, and rows whose `copies` is false."""
     theirs = paper.crossings(figure, LEVEL)
     shown = found[[name in theirs.get(panel, {}) for panel, name in zip(found["panel"], found["system"])]]
     looks, panels = plotting.styles(shown["system"]), list(dict.fromkeys(shown["panel"]))

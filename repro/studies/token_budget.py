@@ -78,8 +78,7 @@ def points(params: Params) -> list[Point]:
 class DecodesFirst(Observer):
     """Whether every iteration ran all that had a token to continue, and prompts only with what was left of the budget.
 
-    It goes by what earlier outputs started, finished and drove out, not by the scheduler's own lists.
-    """
+    It goes by what earlier outputs started, finished and drove out, not by the scheduler's own lists."""
 
     def __init__(self, budget: int) -> None:
         self.budget, self.holds, self.num_cut = budget, True, 0

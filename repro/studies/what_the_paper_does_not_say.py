@@ -4,8 +4,7 @@ Every item is a sentence, a bar or a curve of the paper that another part of it,
 differently. Nothing is decided here; where a choice had to be made elsewhere, the other choice is shown. The numbers
 are the paper's own curves (repro.report.paper), arithmetic, and short runs of functions that other studies own; their
 notebooks have the seeds and the sensitivity that this one leaves out. The table's words are in open_questions.yaml, its
-numbers and the pictures in `both_readings`.
-"""
+numbers and the pictures in `both_readings`."""
 
 from __future__ import annotations
 

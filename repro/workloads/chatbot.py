@@ -7,8 +7,7 @@ Queries and answers are drawn like the ShareGPT-like requests of the other exper
 How many prompts reach the full 1024 tokens decides the figure, and the paper does not say: it depends on how long
 ShareGPT's conversations are, and only first rounds are known here. By default a conversation never ends, which is the
 rule as the paper states it; `mean_rounds` ends it after a geometrically distributed number. As for the authors, the
-next round may arrive before an answer is finished.
-"""
+next round may arrive before an answer is finished."""
 
 import math
 from dataclasses import dataclass

@@ -51,8 +51,7 @@ class Judgement:
     `ours` has the keys of the claim's value, in the same unit, or some of them (another experiment may add the rest; a
     key that is None or missing is "not run"). `interval` has the same shape with [low, high] in place of each number:
     the spread over seeds or readings. `facts` are the numbers for the places in the experiment's note on the claim.
-    ValueError for an unknown evidence, and for a number that is not finite.
-    """
+    ValueError for an unknown evidence, and for a number that is not finite."""
 
     claim_id: str
     ours: Tree
@@ -71,8 +70,7 @@ class Judgement:
 def plain(tree: Tree) -> Tree:
     """JSON's own types: keys as text, whole numbers as they are, others to six significant digits.
 
-    Rounding hides what the last bits of a sum may differ in between machines. ValueError for anything else.
-    """
+    Rounding hides what the last bits of a sum may differ in between machines. ValueError for anything else."""
     if isinstance(tree, Mapping):
         return {str(key): plain(value) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):
@@ -131,8 +129,7 @@ def judge_entry(claim: Claim, ours: Tree) -> tuple[Verdict, Tree]:
     """The claim's verdict and those of its keys, in the shape of its value.
 
     `ours` is judged by the claim's rules; a key that is missing or None is "not run". ValueError if `ours` has a key
-    that the claim does not have: such a judgement would otherwise be lost in silence.
-    """
+    that the claim does not have: such a judgement would otherwise be lost in silence."""
     ours = plain(ours)
     known = {path for path, _ in leaves(claim.value)}
     if stray := [path for path, leaf in leaves(ours) if leaf is not None and path not in known]:

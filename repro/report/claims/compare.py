@@ -31,8 +31,7 @@ def compare(judged: Iterable[Judgement | Entry]) -> pd.DataFrame:
 
     `paper` and `ours` are numbers, words or flags in the claim's unit; `interval` is (lowest, highest) over seeds or
     readings, or None; `deviation_percent` is (ours - paper) / |paper|, NaN where there is none. A key that a judgement
-    leaves out is "not run". Raises KeyError for an unknown claim, ValueError for a key that the claim does not have.
-    """
+    leaves out is "not run". Raises KeyError for an unknown claim, ValueError for a key that the claim does not have."""
     import pandas as pd
 
     claims = load()

@@ -3,8 +3,7 @@
 An entry keeps the contributions of its experiments, so that one experiment can be judged again without touching the
 others and the keys of several add up; all the other fields follow from the claim and these contributions. Where two
 experiments give the same key, the one that fares worse counts. The file has no clock and no path in it: equal
-judgements give equal bytes.
-"""
+judgements give equal bytes."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ def record(judgements: Iterable[Judgement], experiment: str, directory: Path) ->
     """Merge an experiment's judgements into `directory`/claims.json and return the entries they touch as a table.
 
     Earlier contributions of this experiment are dropped first. Raises KeyError for an unknown claim and ValueError for
-    a claim judged twice or for keys that the claim does not have (all bugs), UserError for a broken ledger file.
-    """
+    a claim judged twice or for keys that the claim does not have (all bugs), UserError for a broken ledger file."""
     import pandas as pd
 
     claims = load()

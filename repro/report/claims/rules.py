@@ -2,8 +2,7 @@
 
 A claim names a rule (or one for each top-level key of its value) in its `judge` field. Every rule but `quorum` judges a
 single number, word or flag; `quorum` judges a whole table of numbers and gives it one verdict. None of the rules sees
-where a value comes from, and none can turn a missing value into a verdict other than "not run".
-"""
+where a value comes from, and none can turn a missing value into a verdict other than "not run"."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ KeyPath = tuple[str, ...]
 class Verdict(StrEnum):
     """From best to worst: a claim takes the worst verdict of its keys.
 
-    A key that differs outweighs one that is missing: a known miss must not hide behind work that is not done yet.
-    """
+    A key that differs outweighs one that is missing: a known miss must not hide behind work that is not done yet."""
 
     INPUT = "input"  # given by the source, the claim's arithmetic starts from it; never the verdict of a claim
     REPRODUCED = "reproduced"

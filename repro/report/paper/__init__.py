@@ -7,8 +7,7 @@ a line leaves the top of its plot: that is a place on the drawn line, not a meas
 What is kept: table1 (as printed), fig1 (GB and token/s against the batch), fig2 (% of the KV cache), fig12, fig14,
 fig16, fig17 (normalized latency in s/token against the request rate in req/s, by panel and system), fig18a (us against
 the context length), fig18b and fig19b (s/token against the block size), fig19a (ms against the block size). Fig. 11's
-histograms belong to `repro.workloads`. The module knows nothing of claims or of how a curve is drawn.
-"""
+histograms belong to `repro.workloads`. The module knows nothing of claims or of how a curve is drawn."""
 
 import json
 from functools import cache
@@ -53,8 +52,7 @@ def _follow(name: str, path: tuple[str, ...]) -> list[list[Any]]:
 def crossing(vertices: list[Point], level: float) -> float | None:
     """x where the line first rises through `level`, interpolated linearly between vertices; None if it never does.
 
-    Interpolating between coarse points reads a convex curve up to 6 % early: compare like with like.
-    """
+    Interpolating between coarse points reads a convex curve up to 6 % early: compare like with like."""
     for (x0, y0), (x1, y1) in zip(vertices, vertices[1:]):
         if y0 < level <= y1:
             return x0 + (x1 - x0) * (level - y0) / (y1 - y0)

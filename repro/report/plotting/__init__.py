@@ -9,8 +9,7 @@
 Rows are flat records with `system`, `evidence`, `device`, `seed` and metrics; whoever has them can draw the figure
 again. How a number came about is read from the rows' `evidence`, never passed by the caller. The package computes means
 and ranges over seeds and nothing else, knows no experiment, and writes no file. `style` has the colours, markers and
-lines, `marks` the panels and what is drawn on them, `legends` what explains it.
-"""
+lines, `marks` the panels and what is drawn on them, `legends` what explains it."""
 
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch

@@ -68,8 +68,7 @@ def curves(
 ) -> None:
     """One curve for each `by` and kind of evidence: mean over the seeds, with a band from the least to the most.
 
-    `paper` maps a system to the paper's points [(x, y)], drawn hollow around ours.
-    """
+    `paper` maps a system to the paper's points [(x, y)], drawn hollow around ours."""
     looks = styles([*rows[by], *(paper or {})])
     for system, points in (paper or {}).items():
         axis.plot(*zip(*points), color=looks[system].color, marker=looks[system].marker, zorder=4, **PAPER)
@@ -113,8 +112,7 @@ def memory_bars(
 
     `rows` have the columns of `PIECES`, in % of the pool; `paper` is ``repro.report.paper.figure("fig2")``, or `beside`
     has other shares of the same columns to be drawn hollow. The whisker shows the least and the most token states over
-    the rows.
-    """
+    the rows."""
     looks = styles(rows[by])
     for place, (system, group) in enumerate(rows.groupby(by, sort=False)):
         _stack(axis, place - 0.21, {piece: group[piece].mean() for piece in PIECES}, hollow=False)
