@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -138,7 +138,6 @@ class Run:
         return rows
 
     def _computed(self) -> tuple[Rows, list[dict[str, Any]]]:
-        """The rows, and what is kept of each point."""
         from repro.harness.progress import Progress
         from repro.harness.workers import Task, compute, left_in_flight
 
@@ -165,8 +164,7 @@ class Run:
         compute(tasks, store, Progress(self.stem, len(points), len(kept), sum(task.weight for task in tasks)))
         kept |= {task.key: store.read(task.key) for task in tasks}
         contents = [kept[key] for key in points]
-        rows = Rows.collect((content["tables"] for content in contents), self.study.TABLES)
-        return rows, contents
+        return Rows.collect((content["tables"] for content in contents), self.study.TABLES), contents
 
     def sketch(self) -> dict[str, Figure]:
         """The study's figures of these parameters; nothing is written but the points. For trying something: tables,
@@ -186,10 +184,7 @@ class Run:
                 "function": point.function.__name__,
                 "work (%)": round(100 * point.weight / total, 2),
                 "kept": self.store.path(key).is_file(),
-                **{
-                    name: value if isinstance(value, str) else _in_short(value)
-                    for name, value in point.arguments.items()
-                },
+                **_spread(point.arguments),
             }
             for key, (_, point) in points.items()
         )
@@ -272,8 +267,7 @@ class Run:
         """The paper's numbers beside ours, a line a key, with interval, deviation and verdict; `.data` is the table."""
         from repro.report import claims
 
-        found = self.judgements(rows)
-        table = claims.style(claims.compare(found))
+        table = claims.style(claims.compare(found := self.judgements(rows)))
         return table if found else table.set_caption("No claim of the paper is judged with these parameters.")
 
     def _repr_html_(self) -> str:
@@ -335,6 +329,16 @@ def _in_short(value: Any) -> str:
     named = getattr(value, "name", None) or getattr(value, "__name__", None)
     text = named if isinstance(named, str) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _spread(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Arguments in words, one with a name by that; mappings and other records in place of themselves by their parts."""
+    words = {}
+    for name, value in arguments.items():
+        if is_dataclass(value) and not hasattr(value, "name"):
+            value = {part.name: getattr(value, part.name) for part in fields(value)}
+        words |= _spread(value) if isinstance(value, Mapping) else {name: _in_short(value).strip("'")}
+    return words
 
 
 def _html_of(table: pd.DataFrame, comment: str) -> bytes:
