@@ -5,26 +5,24 @@ verdict brings colours of its own, a background and the text on it."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from repro.harness.parameters import make_parameters
 from repro.harness.progress import duration
 from repro.report import claims
-from repro.report.claims.compare import look
 
 if TYPE_CHECKING:
     from repro.harness.experiment import Run
 
-_CELL = "text-align:left;vertical-align:top;white-space:normal;padding:0.1em 0.8em 0.1em 0"
-
 
 def html(run: Run) -> str:
     """The run as HTML: points kept and missing, parameters in force beside those of the file, and the verdicts."""
-    head = f"<b>{escape(run.title)}</b><br><code>{run.stem}</code>, {run.scale} scale"
+    head = f"<p><b>{escape(run.title)}</b><br><code>{run.stem}</code>, {run.scale} scale</p>"
     points = f"<details><summary>{_points(run)}</summary>{run.plan().to_html(max_rows=60)}</details>"
-    return f"<div><p>{head}</p>{points}{_parameters(run)}{_claims(run)}</div>"
+    return f"<div>{head}{points}{_parameters(run)}{_claims(run)}</div>"
 
 
 def _points(run: Run) -> str:
@@ -42,13 +40,20 @@ def _points(run: Run) -> str:
 
 
 def _parameters(run: Run) -> str:
-    rows = []
-    for name in type(run.params).model_fields:
-        now, stated = _text(getattr(run.params, name)), _text(run.file.params.get(name))
-        changed = f"<b>{escape(now)}</b>, not {escape(stated)}"
-        meaning = escape(run.file.meanings.get(name, ""))
-        rows.append((f"<code>{name}</code>", escape(now) if now == stated else changed, meaning))
-    return _table(("parameter", "value (bold: not the file's)", "meaning"), rows)
+    import pandas as pd
+
+    stated = make_parameters(type(run.params), run.file, "paper", {}).model_dump()
+    table = pd.DataFrame(
+        {
+            "parameter": name,
+            "value": _text(value),
+            "the file's, if another": "" if value == stated[name] else _text(stated[name]),
+            "meaning": run.file.meanings.get(name, ""),
+        }
+        for name, value in run.params.model_dump().items()
+    )
+    left = [{"selector": "th, td", "props": "text-align: left"}]
+    return table.style.set_uuid(run.stem).hide(axis="index").format(escape="html").set_table_styles(left).to_html()
 
 
 def _claims(run: Run) -> str:
@@ -57,30 +62,13 @@ def _claims(run: Run) -> str:
     entries = [one for one in claims.read(run.folders.figures) if run.stem in (one["experiment"] or "").split(", ")]
     if not entries:
         return "<p>No claim is judged yet.</p>"
-    counts = Counter(one["verdict"] for one in entries)
-    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    cells = "<code>{id}</code>", "{says}", '<span style="{look}">&nbsp;{verdict}&nbsp;</span>'
-    rows = [
-        [cell.format(**one | {"says": escape(one["says"]), "look": look(one["verdict"])}) for cell in cells]
-        for one in entries
-    ]
-    return f"<details><summary>Claims: {said}</summary>{_table(('claim', 'says', 'verdict'), rows)}</details>"
-
-
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    lines = [
-        "<tr>" + "".join(f'<{tag} style="{_CELL}">{cell}</{tag}>' for cell in cells) + "</tr>"
-        for tag, cells in [("th", head), *(("td", row) for row in rows)]
-    ]
-    return f"<table>{''.join(lines)}</table>"
+    said = ", ".join(f"{count} {verdict}" for verdict, count in Counter(one["verdict"] for one in entries).items())
+    shown = claims.style(claims.compare(entries)).to_html()
+    return f"<details><summary>Claims: {said}</summary>{shown}</details>"
 
 
 def _text(value: Any) -> str:
-    """A value as the parameter file writes it; a function or a system by its name."""
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_text, value))}]"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{_text(key)}: {_text(item)}' for key, item in value.items())}}}"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return f"{value:g}" if isinstance(value, float) else str(getattr(value, "__name__", value))
+    """A value as the parameter file writes it; a function by its name."""
+    return json.dumps(value, ensure_ascii=False, default=lambda one: getattr(one, "__name__", str(one))).replace(
+        '"', ""
+    )

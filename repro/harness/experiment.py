@@ -23,7 +23,7 @@ from repro import paths
 from repro.engine.errors import UserError
 from repro.harness import keys
 from repro.harness.parameters import ParameterFile, Parameters, make_parameters, read_parameter_file
-from repro.harness.point import Point, in_short
+from repro.harness.point import Point, spread
 from repro.harness.sources import Sources
 from repro.harness.store import PointStore, locked
 from repro.harness.tables import Rows
@@ -108,7 +108,6 @@ class Run:
         return rows
 
     def _computed(self) -> tuple[Rows, list[dict[str, Any]]]:
-        """The rows, and what is kept of each point."""
         from repro.harness.progress import Progress
         from repro.harness.workers import Task, compute, left_in_flight
 
@@ -126,8 +125,7 @@ class Run:
         compute(tasks, store, Progress(self.stem, len(points), len(kept), sum(task.point.weight for task in tasks)))
         kept |= {task.key: store.read(task.key) for task in tasks}
         contents = [kept[key] for key in points]
-        rows = Rows.collect((content["tables"] for content in contents), self.study.TABLES)
-        return rows, contents
+        return Rows.collect((content["tables"] for content in contents), self.study.TABLES), contents
 
     def sketch(self) -> dict[str, Figure]:
         """The study's figures of these parameters; nothing is written but the points. For trying something: tables,
@@ -147,7 +145,7 @@ class Run:
                 "function": point.function.__name__,
                 "work (%)": round(100 * point.weight / total, 2),
                 "kept": self.store.path(key).is_file(),
-                **{name: in_short(value) for name, value in point.arguments.items()},
+                **spread(point.arguments),
             }
             for key, (_, point) in points.items()
         )
@@ -228,8 +226,7 @@ class Run:
         """The paper's numbers beside ours, a line a key, with interval, deviation and verdict; `.data` is the table."""
         from repro.report import claims
 
-        found = self.judgements(rows)
-        table = claims.style(claims.compare(found))
+        table = claims.style(claims.compare(found := self.judgements(rows)))
         return table if found else table.set_caption("No claim of the paper is judged with these parameters.")
 
     def _repr_html_(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 
@@ -39,3 +39,13 @@ def in_short(value: Any) -> str:
     named = value if isinstance(value, str) else getattr(value, "name", None) or getattr(value, "__name__", None)
     text = named if isinstance(named, str) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def spread(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Arguments in words, one with a name by that; mappings and other records in place of themselves by their parts."""
+    words = {}
+    for name, value in arguments.items():
+        if is_dataclass(value) and not hasattr(value, "name"):
+            value = {part.name: getattr(value, part.name) for part in fields(value)}
+        words |= spread(value) if isinstance(value, Mapping) else {name: in_short(value)}
+    return words

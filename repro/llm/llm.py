@@ -101,21 +101,12 @@ class Generation:
         return len(self.results)
 
     def _repr_html_(self) -> str:
-        """The samples below one another, each with the mean log-probability of its tokens."""
         import pandas as pd
 
-        table = pd.DataFrame(
-            {
-                "prompt": one.prompt or f"{len(one.prompt_token_ids)} token ids",
-                "sample": sample.text or f"{len(sample.token_ids)} token ids",
-                "mean log-probability": float(np.mean(sample.logprobs)),
-                "ended by": sample.finish_reason,
-            }
-            for one in self
-            for sample in one.samples
-        )
-        styled = table.style.hide(axis="index").format(escape="html", precision=2)
-        return styled.set_properties(**{"text-align": "left"}).to_html()
+        samples = [(one.prompt or "token ids", sample) for one in self for sample in one.samples]
+        lines = [(prompt, s.text or f"{len(s.token_ids)} tokens", np.mean(s.logprobs)) for prompt, s in samples]
+        shown = pd.DataFrame(lines, columns=["prompt", "sample", "mean log-probability"]).style.hide(axis="index")
+        return shown.format(escape="html", precision=2).set_properties(**{"text-align": "left"}).to_html()
 
 
 class LLM:

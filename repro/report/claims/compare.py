@@ -45,6 +45,8 @@ def compare(judged: Iterable[Judgement | Entry]) -> pd.DataFrame:
 
 def style(table: pd.DataFrame) -> Styler:
     """The table of `compare` as a notebook shows it: numbers written for people, verdicts in their colours."""
+    # White on a colour can be read in light and in dark themes.
+    looks = {verdict: f"background-color: {color}; color: white" for verdict, color in COLOR.items()}
     left = [{"selector": tag, "props": "text-align: left"} for tag in ("th", "td")]
     return (
         table.style.set_uuid(sha256_text(table.to_csv())[:8])  # pandas' own is random
@@ -55,13 +57,8 @@ def style(table: pd.DataFrame) -> Styler:
         .format(na_rep="", subset=["evidence"])
         .format_index(lambda name: name.removesuffix("_percent"), axis="columns")
         .set_table_styles(dict.fromkeys(("claim", "key", "verdict", "evidence"), left))
-        .map(look, subset=["verdict"])
+        .map(lambda verdict: looks.get(verdict, ""), subset=["verdict"])
     )
-
-
-def look(verdict: str) -> str:
-    """The style of a verdict in a notebook: white on its colour, which light and dark themes leave alone."""
-    return f"background-color: {COLOR[verdict]}; color: white" if verdict in COLOR else ""
 
 
 def lines(judged: Entry) -> Iterator[dict[str, Any]]:

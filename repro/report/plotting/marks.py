@@ -130,10 +130,8 @@ def pool_timeline(usage: pd.DataFrame, title: str = "What the pool holds") -> Fi
     """The parts of a pool over time, in slots; `usage` is that of a run (`repro.serve`), indexed by seconds."""
     with house():
         figure, (axis,) = panels([title], width=7.5, height=2.8)
-        names, colors, hatches = zip(*PIECES.values())
-        axis.stackplot(
-            usage.index, usage[list(PIECES)].T, labels=names, colors=colors, hatch=hatches, edgecolor="white"
-        )
+        looks = dict(zip(("labels", "colors", "hatch"), zip(*PIECES.values())))
+        axis.stackplot(usage.index, usage[list(PIECES)].T, edgecolor="white", **looks)
         axis.set(xlabel="time (s)", ylabel="slots", xlim=(usage.index[0], usage.index[-1]), ylim=(0, None))
         figure.legend(loc="outside upper center", ncols=2, fontsize=9)
     return figure
