@@ -32,9 +32,7 @@ def _points(run: Run) -> str:
     points = run.identified_points()
     kept = {key: content for key in points if (content := run.store.read(key)) is not None}
     took = sum(content["seconds"] for content in kept.values())
-    said = f"{len(points)} points, {len(kept)} kept"
-    if kept:
-        said += f" (they took {duration(took)})"
+    said = f"{len(points)} points, {len(kept)} kept" + (f" (they took {duration(took)})" if kept else "")
     if len(kept) == len(points):
         return f"{said}."
     said += f", {len(points) - len(kept)} missing"
@@ -63,9 +61,9 @@ def _claims(run: Run) -> str:
         return "<p>No claim is judged yet.</p>"
     counts = Counter(one["verdict"] for one in entries)
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    cells = "<code>{id}</code>", "{says}", '<span style="{look}">&nbsp;{verdict}&nbsp;</span>'
+    chip = '<span style="{}">&nbsp;{}&nbsp;</span>'
     rows = [
-        [cell.format(**one | {"says": escape(one["says"]), "look": look(one["verdict"])}) for cell in cells]
+        (f"<code>{one['id']}</code>", escape(one["says"]), chip.format(look(one["verdict"]), one["verdict"]))
         for one in entries
     ]
     return f"<details><summary>Claims: {said}</summary>{_table(('claim', 'says', 'verdict'), rows)}</details>"

@@ -5,9 +5,8 @@
     figures = run.draw(rows)   # PNG and SVG with their provenance inside
     run.judge(rows)            # verdicts on the paper's claims
 
-Parameters come from experiments/<stem>.yaml and are checked before any work. Measuring and drawing are separate:
-drawing sees rows only and never computes. A study (repro.studies) says what to compute and how to draw it; this module
-does not know what that is, and holds nothing in memory that is not also on disk.
+Parameters come from experiments/<stem>.yaml and are checked before any work. A study (repro.studies) says what to
+compute, and how to draw it from rows alone; nothing is held in memory that is not also on disk.
 """
 
 from __future__ import annotations
@@ -107,7 +106,20 @@ class Run:
         failed, after all others are finished and kept.
         """
         rows, contents = self._computed()
-        self._write_results(rows, contents)
+        rows.write(self.folders.of_results(self.stem))
+        machines = {canonical_json(content["made"]): content["made"] for content in contents}
+        manifest = {
+            **self._about(rows),
+            "parameters": self.described_parameters(),
+            "title": self.title,
+            "tables": rows.described(),
+            "code_hash": _hash(sorted({content["code"] for content in contents})),
+            "points": len(contents),
+            "seconds_of_computing": round(sum(content["seconds"] for content in contents), 3),
+            "computed_by": [machines[text] for text in sorted(machines)],
+            "consolidated_by": machine(),
+        }
+        write_atomically(self.manifest_path, pretty_json(manifest))
         return rows
 
     def _computed(self) -> tuple[Rows, list[dict[str, Any]]]:
@@ -179,21 +191,24 @@ class Run:
         for each figure what it carries, with the parameters in words, as <figure>.json: so figures that are kept can be
         checked and compared anywhere.
         """
-        about = self._embedded(rows)
-        figures = self.study.draw(rows, self.params)
-        files = rows.write(self.folders.figures, f"{self.stem}.")
-        tables = {name: {"file": files[name], **table} for name, table in rows.described().items()}
+        about, manifest = self._about(rows), read_json(self.manifest_path)
+        same = manifest.get("rows_hash") == about["rows_hash"]  # of other rows we do not know the code that made them
+        about |= {"traces": _hash(about["traces"]), "code_hash": manifest.get("code_hash") if same else None}
+        figures, folder = self.study.draw(rows, self.params), self.folders.figures
+        files = rows.write(folder, f"{self.stem}.")
         for name, table in self.tables(rows).items():
             content = _html_of(table, f"experiment {self.stem}, rows {about['rows_hash']}")
-            write_atomically(self.folders.figures / f"{name}.html", content)
+            write_atomically(folder / f"{name}.html", content)
+        kept = {
+            "tables": {name: {"file": files[name], **table} for name, table in rows.described().items()},
+            "cheap": not self.measures_time and manifest.get("seconds_of_computing", math.inf) < CHEAP_S,
+            "parameters": self.described_parameters(),
+        }
         for name, figure in figures.items():
             carried = {**about, "figure": name}
             for file_format in FIGURE_FORMATS:
-                content = figure_bytes(figure, file_format, carried)
-                write_atomically(self.folders.figures / f"{name}.{file_format}", content)
-            kept = {"tables": tables, "cheap": self._is_cheap(), "parameters": self.described_parameters()}
-            write_atomically(self.folders.figures / f"{name}.json", pretty_json({**carried, **kept}))
-        manifest = read_json(self.manifest_path)
+                write_atomically(folder / f"{name}.{file_format}", figure_bytes(figure, file_format, carried))
+            write_atomically(folder / f"{name}.json", pretty_json({**carried, **kept}))
         drawn = {"figures": dict.fromkeys(sorted(figures), about["rows_hash"])}
         write_atomically(self.manifest_path, pretty_json({**manifest, **drawn}))
         return figures
@@ -203,16 +218,9 @@ class Run:
         rows. `draw` saves each as <name>.html beside the figures."""
         return self.study.tables(rows, self.params) if hasattr(self.study, "tables") else {}
 
-    def _is_cheap(self) -> bool:
-        """Whether checking a figure can begin with computing all points: it takes little, and gives the same rows."""
-        seconds = read_json(self.manifest_path).get("seconds_of_computing", math.inf)
-        return not self.measures_time and seconds < CHEAP_S
-
     def judgements(self, rows: Rows) -> list[Judgement]:
-        """What the rows say about the paper's claims, with the notes of the parameter file filled in.
-
-        Rows of other parameters than the paper's say nothing about its claims: then there are none.
-        """
+        """What the rows say about the paper's claims, with the notes of the parameter file filled in; nothing where
+        the parameters are not the paper's."""
         found = self.study.judge(rows, self.params) if self.params.as_in_paper else []
         for one in found:
             if text := self.file.notes.get(one.claim_id):
@@ -266,30 +274,6 @@ class Run:
             "devices": rows.distinct("device"),
             "traces": rows.distinct("trace_hash"),
         }
-
-    def _embedded(self, rows: Rows) -> dict[str, Any]:
-        """What a figure of these rows carries: the hashes, devices and kinds of evidence."""
-        about = self._about(rows)
-        about["traces"] = _hash(about["traces"])
-        manifest = read_json(self.manifest_path)  # of other rows we do not know the code that made them
-        same = manifest.get("rows_hash") == about["rows_hash"]
-        return {**about, "code_hash": manifest.get("code_hash") if same else None}
-
-    def _write_results(self, rows: Rows, contents: list[dict[str, Any]]) -> None:
-        rows.write(self.folders.of_results(self.stem))
-        machines = {canonical_json(content["made"]): content["made"] for content in contents}
-        manifest = {
-            **self._about(rows),
-            "parameters": self.described_parameters(),
-            "title": self.title,
-            "tables": rows.described(),
-            "code_hash": _hash(sorted({content["code"] for content in contents})),
-            "points": len(contents),
-            "seconds_of_computing": round(sum(content["seconds"] for content in contents), 3),
-            "computed_by": [machines[text] for text in sorted(machines)],
-            "consolidated_by": machine(),
-        }
-        write_atomically(self.manifest_path, pretty_json(manifest))
 
 
 def _html_of(table: pd.DataFrame, comment: str) -> bytes:

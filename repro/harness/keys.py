@@ -113,10 +113,8 @@ class _Collector:
             try:
                 tree = normalised(ast.parse(textwrap.dedent(inspect.getsource(thing)) if module == "__main__" else ""))
             except (OSError, SyntaxError, TypeError) as error:
-                message = (
-                    f"{where}: the source of {name} cannot be read; define it with `def` in a notebook cell or a file"
-                )
-                raise UserError(message) from error
+                define = "define it with `def` in a notebook cell or a file"
+                raise UserError(f"{where}: the source of {name} cannot be read; {define}") from error
             self.roots.update(imports_of(tree))
             described |= {"source": canonical_source(tree), "values": self._values(thing, names_in(tree), where)}
         return described

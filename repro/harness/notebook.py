@@ -26,7 +26,6 @@ from repro.harness.verify import problems_of_run
 from repro.harness.workers import left_in_flight
 from repro.hashing import leftovers, temporary_name
 
-_START_TIMEOUT_S = 180  # a kernel on a busy two-core machine
 _SECONDS_BETWEEN_LINES = 60.0  # of a line that is redrawn, in a log
 
 
@@ -55,14 +54,13 @@ def execute(run: Run, overrides: Mapping[str, Any]) -> Path:
             path.unlink(missing_ok=True)
         with _own_kernel():
             papermill.execute_notebook(
-                _literal(source),
-                _literal(partial),
+                *[str(path).replace("{", "{{").replace("}", "}}") for path in (source, partial)],  # not a template's
                 {"scale": run.scale, "overrides": dict(overrides)},
                 kernel_name="python3",
                 language="python",
                 progress_bar=False,
                 coalesce_streams=True,  # of a line that is redrawn, the executed notebook keeps the last state
-                start_timeout=_START_TIMEOUT_S,
+                start_timeout=180,  # seconds: a kernel on a busy two-core machine
                 stdout_file=_Echo(f"{run.stem}: ", sys.stderr),
             )
     except PapermillExecutionError as error:
@@ -109,19 +107,11 @@ def read_notebook(path: Path) -> list[dict[str, Any]]:
     return cells
 
 
-def _literal(path: Path) -> str:
-    """Papermill takes braces in a path for a template."""
-    return str(path).replace("{", "{{").replace("}", "}}")
-
-
 def _translated(stem: str, error: Any, executed: Path) -> BaseException:
     """The error of a cell as one of ours; `error` is Papermill's."""
-    if error.ename == "UserError":
-        return UserError(error.evalue)
-    if error.ename == "KeyboardInterrupt":
-        return KeyboardInterrupt()
-    if error.ename == "PointError":
-        return NotebookError(error.evalue)
+    kinds = {"UserError": UserError, "KeyboardInterrupt": KeyboardInterrupt, "PointError": NotebookError}
+    if error.ename in kinds:
+        return kinds[error.ename](error.evalue)
     traceback = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
     return NotebookError(f"{stem}: {error.ename}: {error.evalue}; see {executed}\n{traceback}".rstrip())
 

@@ -36,10 +36,8 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class Sources:
-    """The project's source files as they are on disk now, read once each.
-
-    Made anew for each run: the workers start fresh from the files, so it is the files that count.
-    """
+    """The project's source files as they are on disk now, read once each. Made anew for each run: its workers start
+    fresh from the files."""
 
     def __init__(self) -> None:
         self.digest = functools.cache(self._digest)
@@ -140,8 +138,7 @@ def imports_of(tree: ast.Module, package: str = "", attribute: str = "") -> list
     for node in ast.walk(tree):
         used = attribute if node in tree.body else ""
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                found.append((alias.name, used if used and (alias.asname or "." not in alias.name) else "*"))
+            found += [(one.name, used if used and (one.asname or "." not in one.name) else "*") for one in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
             base = ".".join([*above, *filter(None, [node.module])])

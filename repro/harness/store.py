@@ -1,8 +1,7 @@
 """The store of finished points, and locks for what two runs must not do at once.
 
-A finished point is one small JSON file named by its key. It is written to a temporary name, flushed to the disk and
-renamed, so a crash at any moment leaves either no file or a whole one, and two runs in one checkout do no harm. A
-checksum inside tells a truncated or hand-edited file, which then counts as missing: it is recomputed, never used.
+A finished point is one small JSON file named by its key, at every moment whole or absent: two runs in one checkout do
+no harm. A checksum inside tells a truncated or hand-edited file, which then counts as missing: it is never used.
 """
 
 from __future__ import annotations
@@ -66,14 +65,13 @@ def check_tables(returned: Any, table: str | None) -> dict[str, list[Row]]:
         returned = {table: returned}
     if not isinstance(returned, Mapping):
         raise TypeError(f"a point without a table must return a mapping, table -> rows, not {type(returned).__name__}")
-    return {_name(name): _rows(rows) for name, rows in returned.items()}
-
-
-def _rows(returned: Any) -> list[Row]:
-    rows = [returned] if isinstance(returned, Mapping) else returned
-    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
-        raise TypeError(f"a point must return one row (a dict) or a list of rows, not {type(returned).__name__}")
-    return [{_name(name): _plain(name, value) for name, value in row.items()} for row in rows]
+    tables = {}
+    for name, rows in returned.items():
+        listed = [rows] if isinstance(rows, Mapping) else rows
+        if not isinstance(listed, list) or not all(isinstance(row, Mapping) for row in listed):
+            raise TypeError(f"a point must return one row (a dict) or a list of rows, not {type(rows).__name__}")
+        tables[_name(name)] = [{_name(key): _plain(key, value) for key, value in row.items()} for row in listed]
+    return tables
 
 
 def _name(name: Any) -> str:

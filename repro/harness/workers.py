@@ -1,9 +1,9 @@
 """Computing the missing points of an experiment on all cores, so that nothing finished is ever lost.
 
-Points go to worker processes one by one, the heaviest first, and the worker itself keeps the result; whatever kills the
-run loses only the points in flight. A point that raises does not stop the others. A worker that dies (killed for
-memory, say) takes the pool with it: the points that were in flight are then tried again one at a time, so the one to
-blame is known by name and the rest are still computed. Workers are fresh processes, never forks.
+Points go to worker processes one by one, the heaviest first, and the worker itself keeps the result. A point that
+raises does not stop the others. A worker that dies (killed for memory, say) takes the pool with it: the points that
+were in flight are then tried again one at a time, so that the one to blame is known by name. Workers are fresh
+processes, never forks.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ def number_of_workers(named: str) -> int:
     if not named:
         return cpu_count()
     if not (named.isascii() and named.isdigit() and 1 <= int(named) <= 4096):
-        allowed = "a number of worker processes, 1 or more; leave it out to use all cores"
-        raise UserError(f"JOBS={named!r} must be {allowed}")
+        raise UserError(
+            f"JOBS={named!r} must be a number of worker processes, 1 or more; leave it out to use all cores"
+        )
     return int(named)
 
 
@@ -98,8 +99,8 @@ def compute(tasks: list[Task], store: PointStore, progress: Progress) -> None:
 def _compute_in_pool(
     waiting: list[Task], workers: int, store: PointStore, progress: Progress, failures: list[Failure]
 ) -> list[tuple[Task, BaseException]]:
-    """Take tasks off the end of `waiting` and compute them, until none is left or a worker dies; returns the tasks that
-    were in flight then, each with how it was noticed."""
+    """Take tasks off the end of `waiting` and compute them, until none is left or a worker dies; the tasks that were in
+    flight then, each with how it was noticed."""
     workers = min(workers, len(waiting))
     with _pool(workers, waiting[0].point.alone) as pool, _in_flight_file(store) as note:
         running: dict[Future[Failure | None], Task] = {}
@@ -136,9 +137,8 @@ def _compute_in_pool(
 @contextmanager
 def _pool(workers: int, alone: bool) -> Iterator[ProcessPoolExecutor]:
     """Fresh worker processes, which are ended at once if the block is left by an exception."""
-    pool = ProcessPoolExecutor(
-        max_workers=workers, initializer=_follow_parent, initargs=(os.getpid(),), env={} if alone else _ONE_THREAD
-    )
+    env = {} if alone else _ONE_THREAD
+    pool = ProcessPoolExecutor(workers, initializer=_follow_parent, initargs=(os.getpid(),), env=env)
     with _interrupts_ignored():
         pool.submit(os.getpid)  # starts all workers
     try:
