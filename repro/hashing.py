@@ -34,6 +34,11 @@ def sha256_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def sha256_json(value: Any) -> str:
+    """The hash of a value as JSON."""
+    return sha256_text(canonical_json(value))
+
+
 def sha256_file(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -68,23 +68,19 @@ def execute(run: Run, overrides: Mapping[str, Any]) -> Path:
     except DeadKernelError:
         busy = left_in_flight(run.folders.of_points(run.stem))
         doing = f" while it computed {busy}" if busy else ""
-        raise NotebookError(
-            f"{run.stem}: the notebook's kernel was killed{doing}. Most likely the machine ran out of memory: run with "
-            "fewer worker processes (JOBS=1). Finished points are kept."
-        ) from None
+        why = "Most likely the machine ran out of memory: run with fewer worker processes (JOBS=1)"
+        killed = f"{run.stem}: the notebook's kernel was killed{doing}"
+        raise NotebookError(f"{killed}. {why}. Finished points are kept.") from None
     except KeyboardInterrupt:
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it would complain of the cell that was cut short
         raise
     except OSError as error:
-        raise UserError(
-            f"cannot execute {source} into {folder}: {error}; make that folder writable and free space there, or name "
-            "another one with REPRO_RESULTS_DIR"
-        ) from error
+        remedy = "make that folder writable and free space there, or name another one with REPRO_RESULTS_DIR"
+        raise UserError(f"cannot execute {source} into {folder}: {error}; {remedy}") from error
     finally:
         if partial.exists():
             os.replace(partial, executed)
-    skipped = [cell for cell in read_notebook(executed) if cell.get("execution_count") is None]
-    if skipped:
+    if skipped := [cell for cell in read_notebook(executed) if cell.get("execution_count") is None]:
         first_line = "".join(skipped[0]["source"]).strip().splitlines()[0]
         raise NotebookError(f"{run.stem}: the notebook ended early, before {first_line!r}; see {executed}")
     if problems := problems_of_run(run.stem, run.folders):

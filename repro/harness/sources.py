@@ -6,9 +6,8 @@ it imports. The reason: a study's module holds what computes beside what draws a
 new computation; everywhere else the coarse rule is the one that misses nothing.
 
 Imports inside functions count. Comments, docstrings, imports for type checkers and the annotations of a function's
-arguments lead nowhere. Data files beside a reached module count by content. A name that `repro` offers lazily counts as
-what it stands for. Installed libraries do not count (the manifest has their versions); an import by a computed name is
-not seen.
+arguments lead nowhere. Data files beside a reached module count by content, a name that `repro` offers lazily as what
+it stands for. Installed libraries do not count (the manifest has their versions), nor imports by a computed name.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any
 
 from repro import paths
 from repro.engine.errors import UserError
-from repro.hashing import canonical_json, sha256_file, sha256_text
+from repro.hashing import canonical_json, sha256_file, sha256_json, sha256_text
 
 #: Files with these endings hold data that is read, in the package or as an argument.
 DATA_SUFFIXES = (".csv", ".json", ".jsonl", ".parquet", ".txt", ".yaml", ".yml", ".toml", ".npz", ".gguf")
@@ -50,7 +49,7 @@ class Sources:
         data = sorted(path for path in _PACKAGE.rglob("*") if path.suffix in DATA_SUFFIXES)
         data = [path for path in data if next(up for up in path.parents if (up / "__init__.py").exists()) in packages]
         files = {str(path.relative_to(_PACKAGE)): sha256_file(path) for path in data}
-        return sha256_text(canonical_json([sorted(code.items()), files]))
+        return sha256_json([sorted(code.items()), files])
 
     def reached(self, roots: Iterable[Part]) -> dict[Part, str]:
         """Every part that the given ones reach, themselves included -> the hash of its source."""

@@ -17,7 +17,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from repro.engine.errors import UserError
-from repro.hashing import canonical_json, pretty_json, sha256_text, write_atomically
+from repro.hashing import pretty_json, sha256_json, write_atomically
 
 Row = dict[str, "str | int | float | bool | None"]
 
@@ -26,8 +26,8 @@ Row = dict[str, "str | int | float | bool | None"]
 def locked(path: Path, wait: bool, about: str = "") -> Iterator[None]:
     """Hold the lock file `path`, which goes with the process however it ends; `about` says in it who holds it.
 
-    With `wait` until another holder is done; else UserError that names the holder. Where the file system has no locks
-    it holds nothing: points are safe without, only summaries of two runs at once may then mix.
+    Waits for another holder, or raises UserError that names it. Where the file system has no locks it holds nothing:
+    points are safe without, only summaries of two runs at once may then mix.
     """
     with ExitStack() as held:
         try:
@@ -56,11 +56,8 @@ def locked(path: Path, wait: bool, about: str = "") -> Iterator[None]:
 
 def check_tables(returned: Any, table: str | None) -> dict[str, list[Row]]:
     """What a point returned, as table -> rows with plain values: one row or a list of rows of `table`, or, if that is
-    None, a mapping from tables to these.
-
-    NumPy scalars become Python numbers. Raises TypeError or ValueError naming the entry for anything that is not text,
-    a finite number, a truth value or None: a value that is not defined is None, never NaN.
-    """
+    None, a mapping from tables to these. NumPy scalars become Python numbers; TypeError or ValueError names an entry
+    that is not text, a finite number, a truth value or None."""
     if table is not None:
         returned = {table: returned}
     if not isinstance(returned, Mapping):
@@ -105,19 +102,15 @@ class PointStore:
     def write(self, key: str, tables: Mapping[str, list[Row]], about: Mapping[str, Any]) -> None:
         """Keep a finished point; `about` is what a reader may want to know (function, arguments, machine)."""
         content = {**about, "key": key, "tables": tables}
-        content["checksum"] = sha256_text(canonical_json(content))
-        write_atomically(self.path(key), pretty_json(content))
+        write_atomically(self.path(key), pretty_json({**content, "checksum": sha256_json(content)}))
 
     def read(self, key: str) -> dict[str, Any] | None:
         """The kept content of a point (with "tables"), or None if it is absent or not exactly as it was written."""
         try:
             content = json.loads(self.path(key).read_bytes())
             checksum = content.pop("checksum")
-            whole = checksum == sha256_text(canonical_json(content)) and content["key"] == key
-        except (FileNotFoundError, NotADirectoryError):
+            return content if checksum == sha256_json(content) and content["key"] == key else None
+        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
         except OSError as error:
             raise UserError(f"cannot read {self.path(key)}: {error.strerror or error}") from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return None
-        return content if whole else None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repro.engine.errors import UserError
-from repro.hashing import canonical_json, sha256_text, write_atomically
+from repro.hashing import sha256_json, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,7 +24,7 @@ Keys = Mapping[str, tuple[str, ...]]
 
 
 class Rows(dict[str, "pd.DataFrame"]):
-    """Table -> its rows. `keys` are the columns that tell the rows of a table apart; a table may be empty."""
+    """Table -> its rows, and the columns that tell the rows of each apart; a table may be empty."""
 
     def __init__(self, tables: Mapping[str, pd.DataFrame], keys: Keys) -> None:
         super().__init__(tables)
@@ -89,7 +89,7 @@ class Rows(dict[str, "pd.DataFrame"]):
 
 def tables_hash(hashes: Mapping[str, str]) -> str:
     """The hash of a set of tables from the hashes of their CSV texts."""
-    return sha256_text(canonical_json(dict(hashes)))
+    return sha256_json(dict(hashes))
 
 
 def csv_of(table: pd.DataFrame) -> bytes:

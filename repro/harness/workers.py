@@ -53,11 +53,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a point has no result. `kind` is "user" (its message is for the user), "folder" (nothing can be written) or
-    "bug"."""
+    """Why a point has no result."""
 
     label: str
-    kind: str
+    kind: str  # "folder" (nothing can be written), "bug", or "user" (its message is for the user)
     cause: str
     details: str = ""
 
@@ -66,25 +65,23 @@ def number_of_workers(named: str) -> int:
     """The number in `named` (JOBS, say); if it is empty, the number of cores that this process may use."""
     if not named:
         return cpu_count()
-    if not (named.isascii() and named.isdigit() and 1 <= int(named) <= 4096):
-        raise UserError(
-            f"JOBS={named!r} must be a number of worker processes, 1 or more; leave it out to use all cores"
-        )
-    return int(named)
+    if named.isascii() and named.isdigit() and 1 <= int(named) <= 4096:
+        return int(named)
+    allowed = "a number of worker processes, 1 or more; leave it out to use all cores"
+    raise UserError(f"JOBS={named!r} must be {allowed}")
 
 
 def compute(tasks: list[Task], store: PointStore, progress: Progress) -> None:
-    """Compute and keep every task's point.
+    """Compute and keep every task's point, those marked `alone` after the others, one at a time.
 
-    Tasks marked `alone` (wall-clock measurements) run after the others, one at a time, with nothing beside them. Raises
-    UserError or PointError after all other points are finished; KeyboardInterrupt at once.
+    Raises UserError or PointError after all other points are finished; KeyboardInterrupt at once.
     """
     failures: list[Failure] = []
     try:
         shared = number_of_workers(os.environ.get("JOBS", ""))
         for alone in (False, True):
-            todo = sorted((task for task in tasks if task.point.alone is alone), key=lambda task: -task.point.weight)
-            waiting = todo[::-1]
+            todo = [task for task in tasks if task.point.alone is alone]
+            waiting = sorted(todo, key=lambda task: -task.point.weight)[::-1]
             suspects: list[tuple[Task, BaseException]] = []
             while waiting:
                 suspects += _compute_in_pool(waiting, 1 if alone else shared, store, progress, failures)
@@ -178,8 +175,7 @@ def _in_flight_file(store: PointStore) -> Iterator[Callable[[list[Task]], None]]
 
 
 def left_in_flight(folder: Path) -> str:
-    """What killed runs were computing, in a few words ("" for nothing); removes what they left, not what living runs
-    have."""
+    """What killed runs were computing, in a few words ("" for nothing); removes what they left."""
     labels: list[str] = []
     for path in leftovers(folder):
         try:

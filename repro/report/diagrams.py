@@ -103,14 +103,9 @@ def legend(figure: Figure) -> None:
     from matplotlib.patches import Patch
 
     labels = ("one", "two", "three", "four or more")
-    figure.legend(
-        handles=[Patch(facecolor=color, label=label) for color, label in zip(_HOLDERS, labels)],
-        ncols=4,
-        fontsize=9,
-        title_fontsize=9,
-        loc="outside upper center",
-        title="Number: physical block. Filled part: slots in use. Colour and \u00d7: how many hold it",
-    )
+    handles = [Patch(facecolor=color, label=label) for color, label in zip(_HOLDERS, labels)]
+    title = "Number: physical block. Filled part: slots in use. Colour and \u00d7: how many hold it"
+    figure.legend(handles=handles, title=title, loc="outside upper center", ncols=4, fontsize=9, title_fontsize=9)
 
 
 def draw_tables(axis: Axes, tables: Mapping[str, list[Cell]], block_size: int, width: int, height: int) -> None:
