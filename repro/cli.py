@@ -46,43 +46,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m repro", description="A reproduction of PagedAttention (SOSP 2023)."
-    )
+    about = "A reproduction of PagedAttention (SOSP 2023)."
+    parser = argparse.ArgumentParser(prog="python -m repro", description=about)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     reproduce = commands.add_parser("reproduce", help="run all experiments and build the page of figures and verdicts")
     reproduce.add_argument("--only", nargs="+", metavar="NAME", help="only these experiments")
-    reproduce.add_argument(
-        "--budget",
-        default=os.environ.get("BUDGET") or "2h",
-        metavar="TIME",
-        help="with a GPU: time for measuring on it first, such as 30m (default: 2h; 0 for none)",
-    )
+    said = "with a GPU: time for measuring on it first, such as 30m (default: 2h; 0 for none)"
+    reproduce.add_argument("--budget", default=os.environ.get("BUDGET") or "2h", metavar="TIME", help=said)
     reproduce.set_defaults(command=_reproduce)
 
     run = commands.add_parser("run", help="run one experiment's notebook")
     run.add_argument("experiment")
-    run.add_argument(
-        "-p",
-        metavar="NAME=VALUE",
-        dest="parameters",
-        action="append",
-        default=[],
-        help="set a parameter; the value is YAML, for instance seeds=[0,1]",
-    )
+    said = "set a parameter; the value is YAML, for instance seeds=[0,1]"
+    run.add_argument("-p", metavar="NAME=VALUE", dest="parameters", action="append", default=[], help=said)
     run.set_defaults(command=_run)
     for command in (reproduce, run):
         command.add_argument("--scale", default=os.environ.get("SCALE") or "paper", help="paper (default) or smoke")
-        command.add_argument(
-            "--lengths",
-            default=os.environ.get("LENGTHS") or None,
-            metavar="FILE.csv",
-            help="pairs of prompt and output lengths to sample requests from, or hub for the data set itself",
-        )
-        command.add_argument(
-            "--jobs", default=os.environ.get("JOBS") or "", metavar="N", help="worker processes (default: all cores)"
-        )
+        said = "pairs of prompt and output lengths to sample requests from, or hub for the data set itself"
+        command.add_argument("--lengths", default=os.environ.get("LENGTHS") or None, metavar="FILE.csv", help=said)
+        said = "worker processes (default: all cores)"
+        command.add_argument("--jobs", default=os.environ.get("JOBS") or "", metavar="N", help=said)
 
     commands.add_parser("list", help="name the experiments").set_defaults(command=_list)
     page = commands.add_parser("page", help="build the page of figures and verdicts again")

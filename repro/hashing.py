@@ -21,10 +21,10 @@ def pretty_json(value: Any) -> bytes:
     return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; an empty one if the file is absent or damaged."""
+def read_json(source: Path | bytes) -> dict[str, Any]:
+    """The object in a JSON file or text; an empty one if it is absent or damaged."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(source if isinstance(source, bytes) else source.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -32,6 +32,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def sha256_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sha256_json(value: Any) -> str:
+    """The hash of a value as JSON."""
+    return sha256_text(canonical_json(value))
 
 
 def sha256_file(path: Path) -> str:

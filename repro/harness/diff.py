@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from repro.harness.runs import kept_runs
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from repro.harness.tables import Rows
+from repro.harness.tables import Rows
 
 #: Two runs of the same code on two types of processor agree to this, relatively.
 SAME = 1e-9
@@ -62,11 +60,10 @@ def first_difference(a: pd.DataFrame, b: pd.DataFrame) -> str:
     """The first place where two tables differ, in words."""
     if list(a.columns) != list(b.columns):
         return f"the columns are {', '.join(map(str, a.columns))} and {', '.join(map(str, b.columns))}"
-    for number, (row, other) in enumerate(
-        zip(a.itertuples(index=False), b.itertuples(index=False), strict=False), start=1
-    ):
+    pairs = zip(a.itertuples(index=False), b.itertuples(index=False), strict=False)
+    for number, (row, other) in enumerate(pairs, start=1):
         for column, theirs, ours in zip(a.columns, row, other, strict=True):
-            if theirs != ours and not (_is_missing(theirs) and _is_missing(ours)):
+            if theirs != ours and not (pd.isna(theirs) and pd.isna(ours)):
                 return f"{column} of row {number} is {theirs!r} kept and {ours!r} now"
     return f"there are {len(a)} rows kept and {len(b)} now" if len(a) != len(b) else "only in how values are written"
 
@@ -84,45 +81,35 @@ def compare(a: pd.DataFrame, b: pd.DataFrame, keys: Sequence[str]) -> Difference
     for side, table in (("A", a), ("B", b)):
         if table.duplicated(keys).any():
             return Difference(0, [*unmatched, f"rows of {side} are not told apart by {', '.join(keys)}"], [])
-    values = [column for column in shared if column not in keys and _is_number(a[column], b[column])]
+    numbers = a.select_dtypes("number").columns.intersection(b.select_dtypes("number").columns)
+    values = [column for column in shared if column not in keys and column in numbers]
     both = a[shared].merge(b[shared], on=keys, how="outer", suffixes=("", " of b"), indicator=True)
     for side, name in (("left_only", "A"), ("right_only", "B")):
         only = both[both["_merge"] == side]
         if len(only):
             unmatched.append(f"{len(only)} rows only in {name}, the first with {_where(only.iloc[0], keys)}")
     both = both[both["_merge"] == "both"]
-    for column in shared:
-        if column not in keys and column not in values:
-            unmatched += _changed_texts(both, column, keys)
+    for column in [name for name in shared if name not in keys and name not in values]:
+        one, other = both[column], both[f"{column} of b"]
+        changed = both[(one != other) & ~(one.isna() & other.isna())]
+        if len(changed):
+            first = changed.iloc[0]
+            before, after = str(first[column])[:24], str(first[f"{column} of b"])[:24]
+            moved = f"differs in {len(changed)} rows, the first {before!r} -> {after!r}"
+            unmatched.append(f"{column} {moved} with {_where(first, keys)}")
     return Difference(len(both), unmatched, sorted(_moved(both, keys, values), key=_importance))
 
 
-def _changed_texts(both: pd.DataFrame, column: str, keys: Sequence[str]) -> list[str]:
-    one, other = both[column], both[f"{column} of b"]
-    changed = both[(one != other) & ~(one.isna() & other.isna())]
-    if not len(changed):
-        return []
-    first = changed.iloc[0]
-    before, after = (str(first[name])[:24] for name in (column, f"{column} of b"))
-    return [f"{column} differs in {len(changed)} rows, the first {before!r} -> {after!r} with {_where(first, keys)}"]
-
-
 def _moved(both: pd.DataFrame, keys: Sequence[str], values: list[str]) -> Iterator[Moved]:
-    import pandas as pd
-
     fixed = [key for key in keys if key != "seed"]
     groups = both.groupby(fixed, dropna=False, sort=False) if fixed else [((), both)]
     for _, group in groups:
         seeds = len(group) if "seed" in keys else 1
         for column in values:
             pair = pd.DataFrame({"a": pd.to_numeric(group[column]), "b": pd.to_numeric(group[f"{column} of b"])})
-            if (pair["a"].isna() != pair["b"].isna()).any():
-                yield Moved(column, _where(group.iloc[0], fixed), pair["a"].mean(), pair["b"].mean(), None)
-                continue
-            scale = pair.abs().max(axis=1)
-            if ((pair["a"] - pair["b"]).abs() > SAME * scale).any():
-                ranges = pair.max() - pair.min()
-                spread = float(ranges.max()) if seeds > 1 else None
+            lost = (pair["a"].isna() != pair["b"].isna()).any()
+            if lost or ((pair["a"] - pair["b"]).abs() > SAME * pair.abs().max(axis=1)).any():
+                spread = float((pair.max() - pair.min()).max()) if seeds > 1 and not lost else None
                 yield Moved(column, _where(group.iloc[0], fixed), pair["a"].mean(), pair["b"].mean(), spread)
 
 
@@ -131,18 +118,8 @@ def _importance(moved: Moved) -> tuple[bool, float]:
     return not moved.beyond, -size if not math.isnan(size) else float("-inf")
 
 
-def _is_number(a: pd.Series, b: pd.Series) -> bool:
-    from pandas.api.types import is_bool_dtype, is_numeric_dtype
-
-    return all(is_numeric_dtype(column) and not is_bool_dtype(column) for column in (a, b))
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
 def _where(row: pd.Series, keys: Sequence[str]) -> str:
-    return ", ".join(f"{key}={row[key]}" for key in keys if not _is_missing(row[key]))
+    return ", ".join(f"{key}={row[key]}" for key in keys if not pd.isna(row[key]))
 
 
 def main(a: str, b: str, lines: int) -> int:
@@ -188,14 +165,11 @@ def _reasons(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 def _show(name: str, found: Difference, keys: Sequence[str], reasons: list[str], lines: int) -> None:
     beyond = sum(moved.beyond for moved in found.moved)
-    print(
-        f"{name}: {found.matched} rows matched by {', '.join(keys)}; {len(found.moved)} numbers moved, {beyond} of "
-        "them by more than the seeds differ"
-    )
+    moved = f"{len(found.moved)} numbers moved, {beyond} of them by more than the seeds differ"
+    print(f"{name}: {found.matched} rows matched by {', '.join(keys)}; {moved}")
     for line in [*reasons, *found.unmatched]:
         print(f"  {line}")
-    shown = found.moved[: lines or None]
-    for moved in shown:
-        print(f"  {'*' if moved.beyond else ' '} {moved}")
-    if len(shown) < len(found.moved):
-        print(f"    and {len(found.moved) - len(shown)} more (--lines 0 shows all)")
+    for one in found.moved[: lines or None]:
+        print(f"  {'*' if one.beyond else ' '} {one}")
+    if 0 < lines < len(found.moved):
+        print(f"    and {len(found.moved) - lines} more (--lines 0 shows all)")

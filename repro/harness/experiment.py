@@ -5,9 +5,9 @@
     figures = run.draw(rows)   # PNG and SVG with their provenance inside
     run.judge(rows)            # verdicts on the paper's claims
 
-Parameters come from experiments/<stem>.yaml and are checked before any work. Measuring and drawing are separate:
-drawing sees rows only and never computes. A study (repro.studies) says what to compute and how to draw it; this module
-does not know what that is, and holds nothing in memory that is not also on disk."""
+Parameters come from experiments/<stem>.yaml and are checked before any work. A study (repro.studies) says what to
+compute, and how to draw it from rows alone; nothing is held in memory that is not also on disk.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from repro.harness.point import Point, spread
 from repro.harness.sources import Sources
 from repro.harness.store import PointStore, locked
 from repro.harness.tables import Rows
-from repro.hashing import canonical_json, pretty_json, read_json, sha256_text, write_atomically
+from repro.hashing import canonical_json, pretty_json, read_json, sha256_json, write_atomically
 from repro.report.embedding import FIGURE_FORMATS, figure_bytes
 from repro.setup.machine import machine
 
@@ -104,7 +104,20 @@ class Run:
         Also writes a CSV file for each table and manifest.json. Raises UserError or PointError naming the point that
         failed, after all others are finished and kept."""
         rows, contents = self._computed()
-        self._write_results(rows, contents)
+        rows.write(self.folders.of_results(self.stem))
+        machines = {canonical_json(content["made"]): content["made"] for content in contents}
+        manifest = {
+            **self._about(rows),
+            "parameters": self.described_parameters(),
+            "title": self.title,
+            "tables": rows.described(),
+            "code_hash": sha256_json(sorted({content["code"] for content in contents})),
+            "points": len(contents),
+            "seconds_of_computing": round(sum(content["seconds"] for content in contents), 3),
+            "computed_by": [machines[text] for text in sorted(machines)],
+            "consolidated_by": machine(),
+        }
+        write_atomically(self.manifest_path, pretty_json(manifest))
         return rows
 
     def _computed(self) -> tuple[Rows, list[dict[str, Any]]]:
@@ -118,7 +131,7 @@ class Run:
         kept = {key: content for key in points if (content := store.read(key)) is not None}
         made = machine()
         tasks = [
-            Task(key, f"{self.stem}: {point.label}", point, {**identity.described(), "made": made})
+            Task(key, f"{self.stem}: {point.label}", point, vars(identity) | {"made": made})
             for key, (identity, point) in points.items()
             if key not in kept
         ]
@@ -128,8 +141,7 @@ class Run:
         return Rows.collect((content["tables"] for content in contents), self.study.TABLES), contents
 
     def sketch(self) -> dict[str, Figure]:
-        """The study's figures of these parameters; nothing is written but the points. For trying something: tables,
-        figures and verdicts of other runs stay as they are."""
+        """The study's figures of these parameters, for trying something: nothing is written but the points."""
         return self.study.draw(self._computed()[0], self.params)
 
     def plan(self) -> pd.DataFrame:
@@ -162,7 +174,7 @@ class Run:
         points: dict[str, tuple[keys.Identity, Point]] = {}
         for point in self.study.points(self.params):
             identity = keys.identify(point.function, point.arguments, sources)
-            points.setdefault(_hash([identity.key, point.table]), (identity, point))
+            points.setdefault(sha256_json([identity.key, point.table]), (identity, point))
         if not points:
             raise UserError(f"{self.stem} has nothing to compute with these parameters")
         return points
@@ -171,41 +183,41 @@ class Run:
         """The study's figures of these rows, each also saved as PNG and SVG that carry their provenance.
 
         Beside them go the rows themselves, <experiment>.<table>.csv, what the study shows as a table, <name>.html, and
-        for each figure what it carries, with the parameters in words, as <figure>.json: so figures that are kept can be
-        checked and compared anywhere."""
-        about = self._embedded(rows)
-        figures = self.study.draw(rows, self.params)
-        files = rows.write(self.folders.figures, f"{self.stem}.")
-        tables = {name: {"file": files[name], **table} for name, table in rows.described().items()}
+        for each figure what it carries, with the parameters in words, as <figure>.json.
+        """
+        import pandas as pd
+
+        about, manifest = self._about(rows), read_json(self.manifest_path)
+        same = manifest.get("rows_hash") == about["rows_hash"]  # of other rows we do not know the code that made them
+        about |= {"traces": sha256_json(about["traces"]), "code_hash": manifest.get("code_hash") if same else None}
+        figures, folder = self.study.draw(rows, self.params), self.folders.figures
+        files = rows.write(folder, f"{self.stem}.")
         for name, table in self.tables(rows).items():
-            content = _html_of(table, f"experiment {self.stem}, rows {about['rows_hash']}")
-            write_atomically(self.folders.figures / f"{name}.html", content)
+            comment = f"<!-- experiment {self.stem}, rows {about['rows_hash']} -->"
+            with pd.option_context("display.max_colwidth", None):
+                content = f"{comment}\n{table.to_html(index=False, border=0, justify='left')}\n"
+            write_atomically(folder / f"{name}.html", content.encode())
+        kept = {
+            "tables": {name: {"file": files[name], **table} for name, table in rows.described().items()},
+            "cheap": not self.measures_time and manifest.get("seconds_of_computing", math.inf) < CHEAP_S,
+            "parameters": self.described_parameters(),
+        }
         for name, figure in figures.items():
             carried = {**about, "figure": name}
             for file_format in FIGURE_FORMATS:
-                content = figure_bytes(figure, file_format, carried)
-                write_atomically(self.folders.figures / f"{name}.{file_format}", content)
-            kept = {"tables": tables, "cheap": self._is_cheap(), "parameters": self.described_parameters()}
-            write_atomically(self.folders.figures / f"{name}.json", pretty_json({**carried, **kept}))
-        manifest = read_json(self.manifest_path)
+                write_atomically(folder / f"{name}.{file_format}", figure_bytes(figure, file_format, carried))
+            write_atomically(folder / f"{name}.json", pretty_json({**carried, **kept}))
         drawn = {"figures": dict.fromkeys(sorted(figures), about["rows_hash"])}
         write_atomically(self.manifest_path, pretty_json({**manifest, **drawn}))
         return figures
 
     def tables(self, rows: Rows) -> dict[str, pd.DataFrame]:
-        """The study's tables for readers, by name: what its optional function `tables(rows, params)` makes of the
-        rows. `draw` saves each as <name>.html beside the figures."""
+        """The study's tables for readers, by name: what its optional function `tables(rows, params)` makes."""
         return self.study.tables(rows, self.params) if hasattr(self.study, "tables") else {}
 
-    def _is_cheap(self) -> bool:
-        """Whether checking a figure can begin with computing all points: it takes little, and gives the same rows."""
-        seconds = read_json(self.manifest_path).get("seconds_of_computing", math.inf)
-        return not self.measures_time and seconds < CHEAP_S
-
     def judgements(self, rows: Rows) -> list[Judgement]:
-        """What the rows say about the paper's claims, with the notes of the parameter file filled in.
-
-        Rows of other parameters than the paper's say nothing about its claims: then there are none."""
+        """What the rows say about the paper's claims, with the notes of the parameter file filled in; nothing where
+        the parameters are not the paper's."""
         found = self.study.judge(rows, self.params) if self.params.as_in_paper else []
         for one in found:
             if text := self.file.notes.get(one.claim_id):
@@ -241,7 +253,7 @@ class Run:
     def hashes(self) -> dict[str, str]:
         """The hashes of the run's parameters and of the code that computes its points, from the checkout as it is."""
         code = sorted({identity.code for identity, _ in self.identified_points().values()})
-        return {"parameters_hash": _hash(self.described_parameters()), "code_hash": _hash(code)}
+        return {"parameters_hash": sha256_json(self.described_parameters()), "code_hash": sha256_json(code)}
 
     def described_parameters(self) -> dict[str, Any]:
         """The parameters as plain JSON values."""
@@ -252,45 +264,9 @@ class Run:
         return {
             "experiment": self.stem,
             "scale": self.scale,
-            "parameters_hash": _hash(self.described_parameters()),
+            "parameters_hash": sha256_json(self.described_parameters()),
             "rows_hash": rows.hash(),
             "evidence": rows.distinct("evidence"),
             "devices": rows.distinct("device"),
             "traces": rows.distinct("trace_hash"),
         }
-
-    def _embedded(self, rows: Rows) -> dict[str, Any]:
-        """What a figure of these rows carries: the hashes, devices and kinds of evidence."""
-        about = self._about(rows)
-        about["traces"] = _hash(about["traces"])
-        manifest = read_json(self.manifest_path)  # of other rows we do not know the code that made them
-        same = manifest.get("rows_hash") == about["rows_hash"]
-        return {**about, "code_hash": manifest.get("code_hash") if same else None}
-
-    def _write_results(self, rows: Rows, contents: list[dict[str, Any]]) -> None:
-        rows.write(self.folders.of_results(self.stem))
-        machines = {canonical_json(content["made"]): content["made"] for content in contents}
-        manifest = {
-            **self._about(rows),
-            "parameters": self.described_parameters(),
-            "title": self.title,
-            "tables": rows.described(),
-            "code_hash": _hash(sorted({content["code"] for content in contents})),
-            "points": len(contents),
-            "seconds_of_computing": round(sum(content["seconds"] for content in contents), 3),
-            "computed_by": [machines[text] for text in sorted(machines)],
-            "consolidated_by": machine(),
-        }
-        write_atomically(self.manifest_path, pretty_json(manifest))
-
-
-def _html_of(table: pd.DataFrame, comment: str) -> bytes:
-    """A table as a fragment of HTML for a page: an escaped <table> after a comment that says what it is made of."""
-    import pandas as pd
-
-    with pd.option_context("display.max_colwidth", None):
-        return f"<!-- {comment} -->\n{table.to_html(index=False, border=0, justify='left')}\n".encode()
-
-
-def _hash(value: Any) -> str:
-    return sha256_text(canonical_json(value))

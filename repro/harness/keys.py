@@ -23,21 +23,17 @@ from typing import Any
 
 from repro.engine.errors import UserError
 from repro.harness.sources import DATA_SUFFIXES, Part, Sources, canonical_source, imports_of, names_in, normalised
-from repro.hashing import canonical_json, sha256_file, sha256_text
+from repro.hashing import canonical_json, sha256_file, sha256_json, sha256_text
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A point by content: its key, the hash of its code, its function's name, its arguments as JSON values."""
+    """A point by content: its key, its function's name, its arguments as JSON values, the hash of its code."""
 
     key: str
-    code: str
     function: str
     arguments: dict[str, Any]
-
-    def described(self) -> dict[str, Any]:
-        """What is kept beside a point's rows, for readers."""
-        return {"function": self.function, "arguments": self.arguments, "code": self.code}
+    code: str
 
 
 def identify(function: Any, arguments: Mapping[str, Any], sources: Sources | None = None) -> Identity:
@@ -47,9 +43,9 @@ def identify(function: Any, arguments: Mapping[str, Any], sources: Sources | Non
     collector = _Collector()
     described = collector.describe(function, "function")
     content = {name: collector.describe(value, f"argument {name!r}") for name, value in sorted(arguments.items())}
-    code = sha256_text(canonical_json([described, (sources or Sources()).digest(frozenset(collector.roots))]))
+    code = sha256_json([described, (sources or Sources()).digest(frozenset(collector.roots))])
     name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(function))}"
-    return Identity(sha256_text(canonical_json([code, content])), code, name, content)
+    return Identity(sha256_json([code, content]), name, content, code)
 
 
 def describe(value: Any) -> Any:
@@ -111,10 +107,8 @@ class _Collector:
             try:
                 tree = normalised(ast.parse(textwrap.dedent(inspect.getsource(thing)) if module == "__main__" else ""))
             except (OSError, SyntaxError, TypeError) as error:
-                message = (
-                    f"{where}: the source of {name} cannot be read; define it with `def` in a notebook cell or a file"
-                )
-                raise UserError(message) from error
+                define = "define it with `def` in a notebook cell or a file"
+                raise UserError(f"{where}: the source of {name} cannot be read; {define}") from error
             self.roots.update(imports_of(tree))
             described |= {"source": canonical_source(tree), "values": self._values(thing, names_in(tree), where)}
         return described

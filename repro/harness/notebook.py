@@ -25,7 +25,6 @@ from repro.harness.verify import problems_of_run
 from repro.harness.workers import left_in_flight
 from repro.hashing import leftovers, temporary_name
 
-_START_TIMEOUT_S = 180  # a kernel on a busy two-core machine
 _SECONDS_BETWEEN_LINES = 60.0  # of a line that is redrawn, in a log
 
 
@@ -53,14 +52,13 @@ def execute(run: Run, overrides: Mapping[str, Any]) -> Path:
             path.unlink(missing_ok=True)
         with _own_kernel():
             papermill.execute_notebook(
-                _literal(source),
-                _literal(partial),
+                *[str(path).replace("{", "{{").replace("}", "}}") for path in (source, partial)],  # not a template's
                 {"scale": run.scale, "overrides": dict(overrides)},
                 kernel_name="python3",
                 language="python",
                 progress_bar=False,
                 coalesce_streams=True,  # of a line that is redrawn, the executed notebook keeps the last state
-                start_timeout=_START_TIMEOUT_S,
+                start_timeout=180,  # seconds: a kernel on a busy two-core machine
                 stdout_file=_Echo(f"{run.stem}: ", sys.stderr),
             )
     except PapermillExecutionError as error:
@@ -68,23 +66,19 @@ def execute(run: Run, overrides: Mapping[str, Any]) -> Path:
     except DeadKernelError:
         busy = left_in_flight(run.folders.of_points(run.stem))
         doing = f" while it computed {busy}" if busy else ""
-        raise NotebookError(
-            f"{run.stem}: the notebook's kernel was killed{doing}. Most likely the machine ran out of memory: run with "
-            "fewer worker processes (JOBS=1). Finished points are kept."
-        ) from None
+        why = "Most likely the machine ran out of memory: run with fewer worker processes (JOBS=1)"
+        killed = f"{run.stem}: the notebook's kernel was killed{doing}"
+        raise NotebookError(f"{killed}. {why}. Finished points are kept.") from None
     except KeyboardInterrupt:
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it would complain of the cell that was cut short
         raise
     except OSError as error:
-        raise UserError(
-            f"cannot execute {source} into {folder}: {error}; make that folder writable and free space there, or name "
-            "another one with REPRO_RESULTS_DIR"
-        ) from error
+        remedy = "make that folder writable and free space there, or name another one with REPRO_RESULTS_DIR"
+        raise UserError(f"cannot execute {source} into {folder}: {error}; {remedy}") from error
     finally:
         if partial.exists():
             os.replace(partial, executed)
-    skipped = [cell for cell in read_notebook(executed) if cell.get("execution_count") is None]
-    if skipped:
+    if skipped := [cell for cell in read_notebook(executed) if cell.get("execution_count") is None]:
         first_line = "".join(skipped[0]["source"]).strip().splitlines()[0]
         raise NotebookError(f"{run.stem}: the notebook ended early, before {first_line!r}; see {executed}")
     if problems := problems_of_run(run.stem, run.folders):
@@ -107,19 +101,11 @@ def read_notebook(path: Path) -> list[dict[str, Any]]:
     return cells
 
 
-def _literal(path: Path) -> str:
-    """Papermill takes braces in a path for a template."""
-    return str(path).replace("{", "{{").replace("}", "}}")
-
-
 def _translated(stem: str, error: Any, executed: Path) -> BaseException:
     """The error of a cell as one of ours; `error` is Papermill's."""
-    if error.ename == "UserError":
-        return UserError(error.evalue)
-    if error.ename == "KeyboardInterrupt":
-        return KeyboardInterrupt()
-    if error.ename == "PointError":
-        return NotebookError(error.evalue)
+    kinds = {"UserError": UserError, "KeyboardInterrupt": KeyboardInterrupt, "PointError": NotebookError}
+    if error.ename in kinds:
+        return kinds[error.ename](error.evalue)
     traceback = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
     return NotebookError(f"{stem}: {error.ename}: {error.evalue}; see {executed}\n{traceback}".rstrip())
 

@@ -1,11 +1,9 @@
 """An experiment's parameters: stated once, in experiments/<stem>.yaml, and checked before any work.
 
 The file gives each parameter's value, and the comment behind it is what the parameter means. A study's class gives
-types and bounds (pydantic) and no values. Papermill only warns about an unknown parameter and YAML accepts anything, so
-every name and type is checked here: an unknown name lists the known ones, a value of the wrong type says what is
+types and bounds (pydantic) and no values. An unknown name lists the known ones, a value of the wrong type says what is
 allowed. Whole numbers are accepted for floats and lists become tuples; nothing else is converted.
-
-This module does not know what the parameters mean."""
+"""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError, field_
 from repro.engine.errors import UserError
 
 _SECTIONS = ("title", "params", "smoke", "captions", "notes")
-_WORDS = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", None: "null"}
+_WORDS = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", type(None): "null"}
 #: A parameter's line in the file: its name, its value, and its meaning.
 _MEANING = re.compile(r"^  (\w+):[^#\n]*\s#\s*(.+)$", re.MULTILINE)
 
@@ -61,16 +59,15 @@ def _tuples(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class ParameterFile:
-    """A parameter file: title, values at the paper's scale, changes at the smoke scale, the parameters' meanings, what
-    to see in each figure, and what to say beside a claim (with places for numbers, as in `str.format`)."""
+    """The content of a parameter file."""
 
     path: Path
     title: str
-    params: dict[str, Any]
-    smoke: dict[str, Any]
-    meanings: dict[str, str]
-    captions: dict[str, str]
-    notes: dict[str, str]
+    params: dict[str, Any]  # values at the paper's scale
+    smoke: dict[str, Any]  # changes at the smoke scale
+    meanings: dict[str, str]  # of the parameters
+    captions: dict[str, str]  # what to see in each figure
+    notes: dict[str, str]  # what to say beside a claim, with places for numbers as in `str.format`
 
 
 def make_parameters(cls: type[Parameters], file: ParameterFile, scale: str, given: Mapping[Any, Any]) -> Parameters:
@@ -78,12 +75,12 @@ def make_parameters(cls: type[Parameters], file: ParameterFile, scale: str, give
 
     UserError that names the source for a name that is unknown or missing and for a value that cannot be."""
     paper = {f"{file.path}, params": file.params}
-    smoke = {f"{file.path}, smoke": file.smoke}
+    smoke = paper | {f"{file.path}, smoke": file.smoke}
     whole = _checked(cls, paper)
-    _checked(cls, paper | smoke)  # a mistake there is found at any scale
-    run = _checked(cls, paper | (smoke if scale == "smoke" else {}) | {"overrides": given})
+    _checked(cls, smoke)  # a mistake there is found at any scale
+    run = _checked(cls, (smoke if scale == "smoke" else paper) | {"overrides": given})
     fixed = set(cls.model_fields) - set(cls.free)
-    run._as_in_paper = all(getattr(run, name) == getattr(whole, name) for name in fixed)
+    run._as_in_paper = run.pick(*fixed) == whole.pick(*fixed)
     return run
 
 
@@ -152,9 +149,7 @@ def in_words(annotation: Any) -> str:
         return "a function"
     if origin in (dict, Mapping):
         return f"'name: value' lines, each value {in_words(inner[1])}"
-    return _WORDS.get(
-        None if annotation is type(None) else annotation, getattr(annotation, "__name__", str(annotation))
-    )
+    return _WORDS.get(annotation) or getattr(annotation, "__name__", str(annotation))
 
 
 class _Loader(yaml.SafeLoader):
@@ -162,13 +157,12 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
-        for key_node, _ in node.value:
-            if key_node.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the name {key_node.value!r} is given twice", key_node.start_mark
-                )
-            if isinstance(key_node, yaml.ScalarNode):
-                seen.add(key_node.value)
+        for key, _ in node.value:
+            if key.value in seen:
+                twice = f"the name {key.value!r} is given twice"
+                raise yaml.constructor.ConstructorError(None, None, twice, key.start_mark)
+            if isinstance(key, yaml.ScalarNode):
+                seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -179,8 +173,7 @@ def parse_yaml(text: str, source: str) -> Any:
     except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
-        said = str(error).splitlines()
-        cause = getattr(error, "problem", None) or (said[0] if said else type(error).__name__)
+        cause = getattr(error, "problem", None) or next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(f"{source}{where}: not valid YAML: {cause}") from error
 
 

@@ -5,9 +5,8 @@ sidecars of the figures drawn from them, and any commit of the latter. This modu
 
 from __future__ import annotations
 
-import json
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from repro import paths
 from repro.engine.errors import UserError
 from repro.harness.tables import Rows
+from repro.hashing import read_json
 
 
 @dataclass(frozen=True)
@@ -25,18 +25,25 @@ class KeptRun:
     about: dict[str, Any]
 
 
+def table_files(about: Mapping[str, Any]) -> dict[str, str]:
+    """Table -> the name of its file, as a manifest or sidecar says."""
+    return {name: table.get("file", f"{name}.csv") for name, table in (about.get("tables") or {}).items()}
+
+
 def kept_runs(named: str) -> dict[str, KeptRun]:
     """Experiment -> run. `named` is a table's file, a folder of results or figures, or a commit of this checkout.
 
     UserError if it is none of these or holds no tables."""
     path = Path(named)
+    folder = path.parent if path.is_file() else path
+    found = _results(folder) or _figures(folder.iterdir(), Path) if folder.is_dir() else _of_commit(named)
     if path.is_file():
-        beside = (_results(path.parent) or _figures(path.parent.iterdir(), Path)).items()
-        found = {stem: _only(run, path) for stem, run in beside if path.name in _files(run.about)}
-    elif path.is_dir():
-        found = _results(path) or _figures(path.iterdir(), Path)
-    else:
-        found = _of_commit(named)
+        found = {
+            stem: KeptRun(Rows({table: run.rows[table]}, run.rows.keys_of), run.about)
+            for stem, run in found.items()
+            for table, file in table_files(run.about).items()
+            if file == path.name
+        }
     if not found:
         raise UserError(
             f"{named} holds no tables: name a table's CSV file with its manifest or figures beside it, a folder of "
@@ -45,23 +52,10 @@ def kept_runs(named: str) -> dict[str, KeptRun]:
     return found
 
 
-def _files(about: dict[str, Any]) -> dict[str, str]:
-    """File name -> table."""
-    return {table.get("file", f"{name}.csv"): name for name, table in about["tables"].items()}
-
-
-def _only(run: KeptRun, path: Path) -> KeptRun:
-    name = _files(run.about)[path.name]
-    return KeptRun(Rows({name: run.rows[name]}, run.rows.keys_of), run.about)
-
-
 def _results(folder: Path) -> dict[str, KeptRun]:
     manifests = sorted([*folder.glob("manifest.json"), *folder.glob("*/manifest.json")])
-    return {
-        path.resolve().parent.name: _run(about, path.with_name)
-        for path in manifests
-        if "tables" in (about := _object(path))
-    }
+    kept = {path: about for path in manifests if "tables" in (about := read_json(path))}
+    return {path.resolve().parent.name: _run(about, path.with_name) for path, about in kept.items()}
 
 
 def _figures(files: Iterable[Path], source: Callable[[Path], Path | bytes]) -> dict[str, KeptRun]:
@@ -69,24 +63,16 @@ def _figures(files: Iterable[Path], source: Callable[[Path], Path | bytes]) -> d
     by_name = {file.name: file for file in files}
     found: dict[str, KeptRun] = {}
     for name in sorted(by_name):
-        about = _object(source(by_name[name])) if name.endswith(".json") else {}
+        about = read_json(source(by_name[name])) if name.endswith(".json") else {}
         stem, tables = about.get("experiment"), about.get("tables")
-        if isinstance(tables, dict) and stem not in found and all(file in by_name for file in _files(about)):
+        if isinstance(tables, dict) and stem not in found and by_name.keys() >= set(table_files(about).values()):
             found[stem] = _run(about, lambda file: source(by_name[file]))
     return found
 
 
 def _run(about: dict[str, Any], source: Callable[[str], Path | bytes]) -> KeptRun:
     keys = {name: tuple(table["keys"]) for name, table in about["tables"].items()}
-    return KeptRun(Rows.read({name: source(file) for file, name in _files(about).items()}, keys), about)
-
-
-def _object(source: Path | bytes) -> dict[str, Any]:
-    try:
-        content = json.loads(source.read_bytes() if isinstance(source, Path) else source)
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return KeptRun(Rows.read({name: source(file) for name, file in table_files(about).items()}, keys), about)
 
 
 def _of_commit(named: str) -> dict[str, KeptRun]:
@@ -95,11 +81,7 @@ def _of_commit(named: str) -> dict[str, KeptRun]:
     if listing is None:
         raise UserError(f"{named!r} is neither a file, a folder nor a commit of this checkout")
     files = [Path(name) for name in listing.decode("utf-8", "replace").split("\0") if name]
-
-    def read(file: Path) -> bytes:
-        return _git(folder, "show", "--end-of-options", f"{named}:./{file.name}") or b""
-
-    return _figures(files, read)
+    return _figures(files, lambda file: _git(folder, "show", "--end-of-options", f"{named}:./{file.name}") or b"")
 
 
 def _git(folder: Path, *arguments: str) -> bytes | None:

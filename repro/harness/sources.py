@@ -6,9 +6,9 @@ it imports. The reason: a study's module holds what computes beside what draws a
 new computation; everywhere else the coarse rule is the one that misses nothing.
 
 Imports inside functions count. Comments, docstrings, imports for type checkers and the annotations of a function's
-arguments lead nowhere. Data files beside a reached module count by content. A name that `repro` offers lazily counts as
-what it stands for. Installed libraries do not count (the manifest has their versions); an import by a computed name is
-not seen."""
+arguments lead nowhere. Data files beside a reached module count by content, a name that `repro` offers lazily as what
+it stands for. Installed libraries do not count (the manifest has their versions), nor imports by a computed name.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from typing import Any
 
 from repro import paths
 from repro.engine.errors import UserError
-from repro.hashing import canonical_json, sha256_file, sha256_text
+from repro.hashing import canonical_json, sha256_file, sha256_json, sha256_text
 
 #: Files with these endings hold data that is read, in the package or as an argument.
 DATA_SUFFIXES = (".csv", ".json", ".jsonl", ".parquet", ".txt", ".yaml", ".yml", ".toml", ".npz", ".gguf")
@@ -35,9 +35,8 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class Sources:
-    """The project's source files as they are on disk now, read once each.
-
-    Made anew for each run: the workers start fresh from the files, so it is the files that count."""
+    """The project's source files as they are on disk now, read once each. Made anew for each run: its workers start
+    fresh from the files."""
 
     def __init__(self) -> None:
         self.digest = functools.cache(self._digest)
@@ -50,7 +49,7 @@ class Sources:
         data = sorted(path for path in _PACKAGE.rglob("*") if path.suffix in DATA_SUFFIXES)
         data = [path for path in data if next(up for up in path.parents if (up / "__init__.py").exists()) in packages]
         files = {str(path.relative_to(_PACKAGE)): sha256_file(path) for path in data}
-        return sha256_text(canonical_json([sorted(code.items()), files]))
+        return sha256_json([sorted(code.items()), files])
 
     def reached(self, roots: Iterable[Part]) -> dict[Part, str]:
         """Every part that the given ones reach, themselves included -> the hash of its source."""
@@ -138,8 +137,7 @@ def imports_of(tree: ast.Module, package: str = "", attribute: str = "") -> list
     for node in ast.walk(tree):
         used = attribute if node in tree.body else ""
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                found.append((alias.name, used if used and (alias.asname or "." not in alias.name) else "*"))
+            found += [(one.name, used if used and (one.asname or "." not in one.name) else "*") for one in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
             base = ".".join([*above, *filter(None, [node.module])])

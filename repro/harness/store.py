@@ -1,8 +1,8 @@
 """The store of finished points, and locks for what two runs must not do at once.
 
-A finished point is one small JSON file named by its key. It is written to a temporary name, flushed to the disk and
-renamed, so a crash at any moment leaves either no file or a whole one, and two runs in one checkout do no harm. A
-checksum inside tells a truncated or hand-edited file, which then counts as missing: it is recomputed, never used."""
+A finished point is one small JSON file named by its key, at every moment whole or absent: two runs in one checkout do
+no harm. A checksum inside tells a truncated or hand-edited file, which then counts as missing: it is never used.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from repro.engine.errors import UserError
-from repro.hashing import canonical_json, pretty_json, sha256_text, write_atomically
+from repro.hashing import pretty_json, sha256_json, write_atomically
 
 Row = dict[str, "str | int | float | bool | None"]
 
@@ -26,8 +26,9 @@ Row = dict[str, "str | int | float | bool | None"]
 def locked(path: Path, wait: bool, about: str = "") -> Iterator[None]:
     """Hold the lock file `path`, which goes with the process however it ends; `about` says in it who holds it.
 
-    With `wait` until another holder is done; else UserError that names the holder. Where the file system has no locks
-    it holds nothing: points are safe without, only summaries of two runs at once may then mix."""
+    Waits for another holder, or raises UserError that names it. Where the file system has no locks it holds nothing:
+    points are safe without, only summaries of two runs at once may then mix.
+    """
     with ExitStack() as held:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,22 +56,19 @@ def locked(path: Path, wait: bool, about: str = "") -> Iterator[None]:
 
 def check_tables(returned: Any, table: str | None) -> dict[str, list[Row]]:
     """What a point returned, as table -> rows with plain values: one row or a list of rows of `table`, or, if that is
-    None, a mapping from tables to these.
-
-    NumPy scalars become Python numbers. Raises TypeError or ValueError naming the entry for anything that is not text,
-    a finite number, a truth value or None: a value that is not defined is None, never NaN."""
+    None, a mapping from tables to these. NumPy scalars become Python numbers; TypeError or ValueError names an entry
+    that is not text, a finite number, a truth value or None."""
     if table is not None:
         returned = {table: returned}
     if not isinstance(returned, Mapping):
         raise TypeError(f"a point without a table must return a mapping, table -> rows, not {type(returned).__name__}")
-    return {_name(name): _rows(rows) for name, rows in returned.items()}
-
-
-def _rows(returned: Any) -> list[Row]:
-    rows = [returned] if isinstance(returned, Mapping) else returned
-    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
-        raise TypeError(f"a point must return one row (a dict) or a list of rows, not {type(returned).__name__}")
-    return [{_name(name): _plain(name, value) for name, value in row.items()} for row in rows]
+    tables = {}
+    for name, rows in returned.items():
+        listed = [rows] if isinstance(rows, Mapping) else rows
+        if not isinstance(listed, list) or not all(isinstance(row, Mapping) for row in listed):
+            raise TypeError(f"a point must return one row (a dict) or a list of rows, not {type(rows).__name__}")
+        tables[_name(name)] = [{_name(key): _plain(key, value) for key, value in row.items()} for row in listed]
+    return tables
 
 
 def _name(name: Any) -> str:
@@ -104,19 +102,15 @@ class PointStore:
     def write(self, key: str, tables: Mapping[str, list[Row]], about: Mapping[str, Any]) -> None:
         """Keep a finished point; `about` is what a reader may want to know (function, arguments, machine)."""
         content = {**about, "key": key, "tables": tables}
-        content["checksum"] = sha256_text(canonical_json(content))
-        write_atomically(self.path(key), pretty_json(content))
+        write_atomically(self.path(key), pretty_json({**content, "checksum": sha256_json(content)}))
 
     def read(self, key: str) -> dict[str, Any] | None:
         """The kept content of a point (with "tables"), or None if it is absent or not exactly as it was written."""
         try:
             content = json.loads(self.path(key).read_bytes())
             checksum = content.pop("checksum")
-            whole = checksum == sha256_text(canonical_json(content)) and content["key"] == key
-        except (FileNotFoundError, NotADirectoryError):
+            return content if checksum == sha256_json(content) and content["key"] == key else None
+        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
         except OSError as error:
             raise UserError(f"cannot read {self.path(key)}: {error.strerror or error}") from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return None
-        return content if whole else None

@@ -12,32 +12,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repro.engine.errors import UserError
-from repro.hashing import canonical_json, sha256_text, write_atomically
+from repro.hashing import sha256_json, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
 
 #: What every row says of itself, whatever its table.
 ABOUT = ("evidence", "device", "seed", "trace_hash")
-Row = dict[str, "str | int | float | bool | None"]
+Keys = Mapping[str, tuple[str, ...]]
 
 
 class Rows(dict[str, "pd.DataFrame"]):
-    """Table -> its rows. `keys` are the columns that tell the rows of a table apart; a table may be empty."""
+    """Table -> its rows, and the columns that tell the rows of each apart; a table may be empty."""
 
-    def __init__(self, tables: Mapping[str, pd.DataFrame], keys: Mapping[str, tuple[str, ...]]) -> None:
+    def __init__(self, tables: Mapping[str, pd.DataFrame], keys: Keys) -> None:
         super().__init__(tables)
         self.keys_of = dict(keys)
 
     @classmethod
-    def collect(
-        cls, contents: Iterable[Mapping[str, list[dict[str, Any]]]], keys: Mapping[str, tuple[str, ...]]
-    ) -> Rows:
+    def collect(cls, contents: Iterable[Mapping[str, list[dict[str, Any]]]], keys: Keys) -> Rows:
         """The tables of all points in their order. ValueError if two rows of a table have equal keys, or if there is a
         table that the study does not declare: both are mistakes of the study."""
         import pandas as pd
 
-        found: dict[str, list[Row]] = {name: [] for name in keys}
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in keys}
         for content in contents:
             for name, rows in content.items():
                 if name not in found:
@@ -45,13 +43,14 @@ class Rows(dict[str, "pd.DataFrame"]):
                 found[name] += rows
         tables = {name: pd.DataFrame(rows) if rows else _empty(keys[name]) for name, rows in found.items()}
         for name, table in tables.items():
-            if table.duplicated(list(keys[name])).any():
-                twice = table[table.duplicated(list(keys[name]))].iloc[0][list(keys[name])].to_dict()
-                raise ValueError(f"two rows of the table {name!r} have the keys {twice}")
+            twice = table[table.duplicated(list(keys[name]))]
+            if len(twice):
+                first = twice.iloc[0][list(keys[name])].to_dict()
+                raise ValueError(f"two rows of the table {name!r} have the keys {first}")
         return cls(tables, keys)
 
     @classmethod
-    def read(cls, files: Mapping[str, Path | bytes], keys: Mapping[str, tuple[str, ...]]) -> Rows:
+    def read(cls, files: Mapping[str, Path | bytes], keys: Keys) -> Rows:
         """Tables from their files or contents; those without a file are empty."""
         return cls({name: read_table(files[name]) if name in files else _empty(keys[name]) for name in keys}, keys)
 
@@ -61,8 +60,9 @@ class Rows(dict[str, "pd.DataFrame"]):
 
     def write(self, folder: Path, prefix: str = "") -> dict[str, str]:
         """Write <prefix><table>.csv for each table that has rows, and remove those of others; table -> file name."""
-        names = {name: f"{prefix}{name}.csv" for name in self.written()}
+        names = {}
         for name, content in self.written().items():
+            names[name] = f"{prefix}{name}.csv"
             write_atomically(folder / names[name], content)
         for stale in folder.glob(f"{prefix}*.csv"):
             if stale.name not in names.values():
@@ -71,13 +71,10 @@ class Rows(dict[str, "pd.DataFrame"]):
 
     def described(self) -> dict[str, dict[str, Any]]:
         """Table -> how many rows it has, its key columns, and the hash of its CSV text."""
+        hashes = {name: hashlib.sha256(content).hexdigest() for name, content in self.written().items()}
         return {
-            name: {
-                "rows": len(self[name]),
-                "keys": list(self.keys_of[name]),
-                "sha256": hashlib.sha256(content).hexdigest(),
-            }
-            for name, content in self.written().items()
+            name: {"rows": len(self[name]), "keys": list(self.keys_of[name]), "sha256": sha256}
+            for name, sha256 in hashes.items()
         }
 
     def hash(self) -> str:
@@ -91,7 +88,7 @@ class Rows(dict[str, "pd.DataFrame"]):
 
 def tables_hash(hashes: Mapping[str, str]) -> str:
     """The hash of a set of tables from the hashes of their CSV texts."""
-    return sha256_text(canonical_json(dict(hashes)))
+    return sha256_json(dict(hashes))
 
 
 def csv_of(table: pd.DataFrame) -> bytes:

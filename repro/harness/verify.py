@@ -3,15 +3,16 @@
 A figure carries the hashes of its rows, parameters and computing code, and so does the sidecar beside it. Parameters
 and code are hashed again from the checkout; the rows beside the figure, and those in results/ if they are there, are
 compared with what it carries; the figure is drawn again from its rows and must come out byte for byte. What computes
-for seconds only is computed again, too; the rest on request, but for experiments that measure wall-clock time: their
-rows are never the same twice. What cannot be checked is said, never passed."""
+for seconds only is computed again, too; the rest on request, but for measurements of wall-clock time.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
+from functools import cached_property
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from repro import paths
 from repro.engine.errors import UserError
 from repro.harness import experiment
 from repro.harness.diff import first_difference
+from repro.harness.runs import table_files
 from repro.harness.tables import Rows, read_table, tables_hash
 from repro.hashing import read_json, sha256_file
 from repro.report.embedding import FIGURE_FORMATS, figure_bytes, read_embedded
@@ -52,8 +54,7 @@ def problems_of_run(stem: str, folders: paths.Folders) -> list[str]:
 
 def _tables_beside(path: Path, about: Mapping[str, Any]) -> dict[str, Path]:
     """Table -> its file, as a manifest or sidecar at `path` says; empty if a file is missing."""
-    tables = about.get("tables") or {}
-    files = {name: path.with_name(table.get("file", f"{name}.csv")) for name, table in tables.items()}
+    files = {name: path.with_name(file) for name, file in table_files(about).items()}
     return files if all(file.is_file() for file in files.values()) else {}
 
 
@@ -62,10 +63,21 @@ def _hash_beside(path: Path, about: Mapping[str, Any]) -> str | None:
     return tables_hash({name: sha256_file(file) for name, file in files.items()}) if files else None
 
 
-def _read_beside(path: Path) -> Rows:
-    about = read_json(path)
-    study_keys = experiment.open(about["experiment"], about["scale"]).study.TABLES
-    return Rows.read(_tables_beside(path, about), study_keys)
+class KeptFigure:
+    """A figure's file, what it carries, and the sidecar and tables beside it. UserError if it is not one of ours."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.carried = path, read_embedded(path)
+        self.experiment, self.scale = self.carried.get("experiment"), self.carried.get("scale")
+        self.sidecar = path.with_suffix(".json")
+        self.beside = read_json(self.sidecar)
+        self.tables = _tables_beside(self.sidecar, self.beside)
+        variants = {paths.folders(variant).figures: variant for variant in paths.VARIANTS}
+        self.variant = variants.get(path.resolve().parent, self.scale)
+
+    @cached_property
+    def run(self) -> experiment.Run:
+        return experiment.open(self.experiment, self.scale)
 
 
 @dataclass(frozen=True)
@@ -76,65 +88,44 @@ class Again:
     figures: Mapping[str, Figure]
 
 
-def problems_of_figure(path: Path) -> list[str]:
+def problems_of_figure(figure: KeptFigure) -> list[str]:
     """What does not match among a figure, its sidecar and rows, and the checkout, the first difference first."""
-    embedded = read_embedded(path)
-    stem, scale = embedded.get("experiment"), embedded.get("scale")
-    run = experiment.open(stem, scale)
-    variant = _variant(path, scale)
-    folders = paths.folders(variant)
-    problems = []
-    sidecar = path.with_suffix(".json")
-    beside = read_json(sidecar)
-    if not beside:
-        problems.append(f"there is no sidecar {sidecar}; draw the figure again")
-    for name in embedded if beside else ():
-        if beside.get(name) != embedded[name]:
-            theirs, ours = _short(embedded[name]), _short(beside.get(name))
-            problems.append(f"{name} is {theirs} in the figure and {ours} in {sidecar.name}")
+    run, carried, sidecar, beside = figure.run, figure.carried, figure.sidecar, figure.beside
+    manifest = paths.folders(figure.variant).of_results(run.stem) / "manifest.json"
     # Only its manifest knows the parameters of a run of one's own; all others come from the checkout.
-    manifest = folders.of_results(stem) / "manifest.json"
-    source = str(manifest) if variant == "custom" else "this checkout"
-    now = read_json(manifest) if variant == "custom" else run.hashes()
-    for name in ("parameters_hash", "code_hash"):
-        theirs, ours = embedded.get(name), now.get(name)
-        if theirs != ours:
-            problems.append(f"{name} is {_short(theirs)} in the figure and {_short(ours)} in {source}")
+    custom = figure.variant == "custom"
+    now, source = (read_json(manifest), str(manifest)) if custom else (run.hashes(), "this checkout")
     places = {sidecar: beside, manifest: read_json(manifest)}
     hashes = {place: found for place, about in places.items() if (found := _hash_beside(place, about))}
+    others = [
+        *[(name, beside.get(name), f"in {sidecar.name}") for name in carried if beside],
+        *[(name, now.get(name), f"in {source}") for name in ("parameters_hash", "code_hash")],
+        *[("rows_hash", found, f"of the tables that {place} names") for place, found in hashes.items()],
+    ]
+    problems = [] if beside else [f"there is no sidecar {sidecar}; draw the figure again"]
+    problems += [
+        f"{name} is {_short(carried.get(name))} in the figure and {_short(other)} {where}"
+        for name, other, where in others
+        if other != carried.get(name)
+    ]
     if not hashes:
-        problems.append(
-            f"its rows cannot be checked: no tables are beside it; compute them: `python -m repro run {stem}`"
-        )
-    for place, found in hashes.items():
-        if found != embedded.get("rows_hash"):
-            problems.append(
-                f"rows_hash is {_short(embedded.get('rows_hash'))} in the figure and {_short(found)} of the tables "
-                f"that {place} names"
-            )
+        compute = f"compute them: `python -m repro run {run.stem}`"
+        problems.append(f"its rows cannot be checked: no tables are beside it; {compute}")
     return problems
 
 
-def _variant(path: Path, scale: str | None) -> str | None:
-    variants = {paths.folders(variant).figures: variant for variant in paths.VARIANTS}
-    return variants.get(path.resolve().parent, scale)
-
-
-def made_again(path: Path, recompute: bool) -> Again | None:
+def made_again(figure: KeptFigure, recompute: bool) -> Again | None:
     """The figure's experiment once more: computed in a temporary folder if that is cheap or asked for, else only drawn
     from the rows beside the figure, as are wall-clock measurements always. None for a run with parameters of its own,
     and without rows."""
     import matplotlib
 
     matplotlib.use("Agg")
-    sidecar = path.with_suffix(".json")
-    embedded, beside = read_embedded(path), read_json(sidecar)
-    run = experiment.open(embedded["experiment"], embedded["scale"])
-    has_tables = bool(_tables_beside(sidecar, beside))
-    if _variant(path, embedded["scale"]) == "custom" or not (has_tables or recompute and not run.measures_time):
+    run = figure.run
+    if figure.variant == "custom" or not (figure.tables or recompute and not run.measures_time):
         return None
-    if run.measures_time or not (recompute or beside.get("cheap")):
-        return Again(None, run.study.draw(_read_beside(sidecar), run.params))
+    if run.measures_time or not (recompute or figure.beside.get("cheap")):
+        return Again(None, run.study.draw(Rows.read(figure.tables, run.study.TABLES), run.params))
     with tempfile.TemporaryDirectory(prefix="repro-verify-") as folder:
         elsewhere = replace(run.folders, points=Path(folder), results=Path(folder), figures=Path(folder))
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
@@ -142,11 +133,10 @@ def made_again(path: Path, recompute: bool) -> Again | None:
     return Again(computed, run.study.draw(computed, run.params))
 
 
-def differences(path: Path, again: Again) -> list[str]:
+def differences(figure: KeptFigure, again: Again) -> list[str]:
     """Where a figure and its rows differ from what was made anew, the rows first."""
     problems = []
-    sidecar = path.with_suffix(".json")
-    files = _tables_beside(sidecar, read_json(sidecar))
+    path, files = figure.path, figure.tables
     if again.rows is not None and files:
         computed = again.rows.written()
         for name in sorted({*files, *computed}):
@@ -157,7 +147,7 @@ def differences(path: Path, again: Again) -> list[str]:
                 problems.append(f"computed again, its rows differ: table {name}: {where}")
     if path.stem not in again.figures:
         problems.append("it is no longer drawn by its experiment")
-    elif figure_bytes(again.figures[path.stem], path.suffix[1:], read_embedded(path)) != path.read_bytes():
+    elif figure_bytes(again.figures[path.stem], path.suffix[1:], figure.carried) != path.read_bytes():
         problems.append("drawn again from these rows, it comes out differently")
     return problems
 
@@ -167,44 +157,35 @@ def main(figures: list[str], recompute: bool = False) -> int:
 
     Returns 0 if every figure matches, else 1."""
     folder = paths.folders().figures
+    found: list[Path] = []
     if figures in ([], ["all"]):
         found = sorted(path for path in folder.glob("*.*") if path.suffix[1:] in FIGURE_FORMATS)
     else:
-        found = [
-            Path(name) if Path(name).suffix else folder / f"{name}.{file_format}"
-            for name in figures
-            for file_format in (FIGURE_FORMATS if not Path(name).suffix else FIGURE_FORMATS[:1])
-        ]
+        for name in figures:
+            found += [Path(name)] if Path(name).suffix else [folder / f"{name}.{ending}" for ending in FIGURE_FORMATS]
     if not found:
         raise UserError(f"there are no figures in {folder}; make them with `python -m repro reproduce`")
+    groups: dict[tuple[Any, ...], list[KeptFigure]] = {}
+    for figure in map(KeptFigure, found):
+        groups.setdefault((figure.path.parent, figure.experiment, figure.scale), []).append(figure)
     failed = 0
-    for paths_of_one in _by_experiment(found):
-        problems = {path: problems_of_figure(path) for path in paths_of_one}
+    for group in groups.values():
+        problems = [problems_of_figure(figure) for figure in group]
         # Made anew only where the rest is in order: other code or other rows would only be told twice.
-        again = None if any(problems.values()) else made_again(paths_of_one[0], recompute)
-        for path in paths_of_one:
-            found_out = problems[path] or (differences(path, again) if again is not None else [])
+        again = None if any(problems) else made_again(group[0], recompute)
+        for figure, found_out in zip(group, problems, strict=True):
+            found_out += differences(figure, again) if again is not None else []
             failed += bool(found_out)
-            print(f"{path.name}: " + ("; ".join(found_out) or _praise(again)), flush=True)
+            print(f"{figure.path.name}: " + ("; ".join(found_out) or _praise(again)), flush=True)
     return 1 if failed else 0
 
 
-def _by_experiment(found: Iterable[Path]) -> list[list[Path]]:
-    groups: dict[tuple[Any, ...], list[Path]] = {}
-    for path in found:
-        embedded = read_embedded(path)
-        groups.setdefault((path.parent, embedded.get("experiment"), embedded.get("scale")), []).append(path)
-    return list(groups.values())
-
-
 def _praise(again: Again | None) -> str:
-    checked = "rows, parameters and code match"
-    if again is None:
-        return f"{checked}; not made again"
-    how = "drawn again from its rows" if again.rows is None else "computed and drawn again"
-    return f"{checked}; {how}: the same"
+    made = "not made again"
+    if again is not None:
+        made = f"{'drawn again from its rows' if again.rows is None else 'computed and drawn again'}: the same"
+    return f"rows, parameters and code match; {made}"
 
 
 def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else str(value) if value else ""
-    return text[:12] or "not known"
+    return str(value)[:12] if value else "not known"

@@ -1,9 +1,10 @@
 """Computing the missing points of an experiment on all cores, so that nothing finished is ever lost.
 
-Points go to worker processes one by one, the heaviest first, and the worker itself keeps the result; whatever kills the
-run loses only the points in flight. A point that raises does not stop the others. A worker that dies (killed for
-memory, say) takes the pool with it: the points that were in flight are then tried again one at a time, so the one to
-blame is known by name and the rest are still computed. Workers are fresh processes, never forks."""
+Points go to worker processes one by one, the heaviest first, and the worker itself keeps the result. A point that
+raises does not stop the others. A worker that dies (killed for memory, say) takes the pool with it: the points that
+were in flight are then tried again one at a time, so that the one to blame is known by name. Workers are fresh
+processes, never forks.
+"""
 
 from __future__ import annotations
 
@@ -52,11 +53,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a point has no result. `kind` is "user" (its message is for the user), "folder" (nothing can be written) or
-    "bug"."""
+    """Why a point has no result."""
 
     label: str
-    kind: str
+    kind: str  # "folder" (nothing can be written), "bug", or "user" (its message is for the user)
     cause: str
     details: str = ""
 
@@ -65,23 +65,23 @@ def number_of_workers(named: str) -> int:
     """The number in `named` (JOBS, say); if it is empty, the number of cores that this process may use."""
     if not named:
         return cpu_count()
-    if not (named.isascii() and named.isdigit() and 1 <= int(named) <= 4096):
-        allowed = "a number of worker processes, 1 or more; leave it out to use all cores"
-        raise UserError(f"JOBS={named!r} must be {allowed}")
-    return int(named)
+    if named.isascii() and named.isdigit() and 1 <= int(named) <= 4096:
+        return int(named)
+    allowed = "a number of worker processes, 1 or more; leave it out to use all cores"
+    raise UserError(f"JOBS={named!r} must be {allowed}")
 
 
 def compute(tasks: list[Task], store: PointStore, progress: Progress) -> None:
-    """Compute and keep every task's point.
+    """Compute and keep every task's point, those marked `alone` after the others, one at a time.
 
-    Tasks marked `alone` (wall-clock measurements) run after the others, one at a time, with nothing beside them. Raises
-    UserError or PointError after all other points are finished; KeyboardInterrupt at once."""
+    Raises UserError or PointError after all other points are finished; KeyboardInterrupt at once.
+    """
     failures: list[Failure] = []
     try:
         shared = number_of_workers(os.environ.get("JOBS", ""))
         for alone in (False, True):
-            todo = sorted((task for task in tasks if task.point.alone is alone), key=lambda task: -task.point.weight)
-            waiting = todo[::-1]
+            todo = [task for task in tasks if task.point.alone is alone]
+            waiting = sorted(todo, key=lambda task: -task.point.weight)[::-1]
             suspects: list[tuple[Task, BaseException]] = []
             while waiting:
                 suspects += _compute_in_pool(waiting, 1 if alone else shared, store, progress, failures)
@@ -96,8 +96,8 @@ def compute(tasks: list[Task], store: PointStore, progress: Progress) -> None:
 def _compute_in_pool(
     waiting: list[Task], workers: int, store: PointStore, progress: Progress, failures: list[Failure]
 ) -> list[tuple[Task, BaseException]]:
-    """Take tasks off the end of `waiting` and compute them, until none is left or a worker dies; returns the tasks that
-    were in flight then, each with how it was noticed."""
+    """Take tasks off the end of `waiting` and compute them, until none is left or a worker dies; the tasks that were in
+    flight then, each with how it was noticed."""
     workers = min(workers, len(waiting))
     with _pool(workers, waiting[0].point.alone) as pool, _in_flight_file(store) as note:
         running: dict[Future[Failure | None], Task] = {}
@@ -134,9 +134,8 @@ def _compute_in_pool(
 @contextmanager
 def _pool(workers: int, alone: bool) -> Iterator[ProcessPoolExecutor]:
     """Fresh worker processes, which are ended at once if the block is left by an exception."""
-    pool = ProcessPoolExecutor(
-        max_workers=workers, initializer=_follow_parent, initargs=(os.getpid(),), env={} if alone else _ONE_THREAD
-    )
+    env = {} if alone else _ONE_THREAD
+    pool = ProcessPoolExecutor(workers, initializer=_follow_parent, initargs=(os.getpid(),), env=env)
     with _interrupts_ignored():
         pool.submit(os.getpid)  # starts all workers
     try:
@@ -176,8 +175,7 @@ def _in_flight_file(store: PointStore) -> Iterator[Callable[[list[Task]], None]]
 
 
 def left_in_flight(folder: Path) -> str:
-    """What killed runs were computing, in a few words ("" for nothing); removes what they left, not what living runs
-    have."""
+    """What killed runs were computing, in a few words ("" for nothing); removes what they left."""
     labels: list[str] = []
     for path in leftovers(folder):
         try:

@@ -5,8 +5,8 @@
     draw(watch.states, [0, 4, 8])
 
 One row per sequence, one cell per logical block; a cell shows its physical block, how far it is filled, and its
-reference count (a stored prefix counts as a holder). `draw_tables` is one panel of such a picture. This module sees
-managers and lengths; it knows no tokens."""
+reference count (a stored prefix counts as a holder). `draw_tables` is one panel of such a picture.
+"""
 
 from __future__ import annotations
 
@@ -59,15 +59,12 @@ class BlockTables(Observer):
         if not self.first <= output.iteration <= self.last:
             return
         manager, size = engine.scheduler.manager, engine.scheduler.manager.block_size
+        holders = manager.gpu.ref_counts if isinstance(manager, PagedKVCacheManager) else None
         tables = {}
         for group, stored in engine.scheduler.stored_lengths(output.iteration):
             for seq in group.seqs:
                 tables[seq.seq_id] = [
-                    Cell(
-                        block,
-                        min(max(stored - index * size, 0), size),
-                        manager.gpu.ref_counts[block] if isinstance(manager, PagedKVCacheManager) else 1,
-                    )
+                    Cell(block, min(max(stored - index * size, 0), size), 1 if holders is None else holders[block])
                     for index, block in enumerate(manager.block_table(seq))
                 ]
         self.states.append(State(output.iteration, size, tables))
@@ -105,14 +102,9 @@ def legend(figure: Figure) -> None:
     from matplotlib.patches import Patch
 
     labels = ("one", "two", "three", "four or more")
-    figure.legend(
-        handles=[Patch(facecolor=color, label=label) for color, label in zip(_HOLDERS, labels)],
-        ncols=4,
-        fontsize=9,
-        title_fontsize=9,
-        loc="outside upper center",
-        title="Number: physical block. Filled part: slots in use. Colour and \u00d7: how many hold it",
-    )
+    handles = [Patch(facecolor=color, label=label) for color, label in zip(_HOLDERS, labels)]
+    title = "Number: physical block. Filled part: slots in use. Colour and \u00d7: how many hold it"
+    figure.legend(handles=handles, title=title, loc="outside upper center", ncols=4, fontsize=9, title_fontsize=9)
 
 
 def draw_tables(axis: Axes, tables: Mapping[str, list[Cell]], block_size: int, width: int, height: int) -> None:
@@ -126,15 +118,9 @@ def draw_tables(axis: Axes, tables: Mapping[str, list[Cell]], block_size: int, w
                 slots = [column + _CELL * slot / block_size for slot in range(1, block_size)]
                 axis.vlines(slots, row + 0.24, row + 0.38, color="#888888", linewidth=0.8)
             dark = cell.holders > 2 and 2 * cell.filled > block_size
-            axis.text(
-                column + _CELL / 2,
-                row,
-                f"{cell.physical}" + (f" \u00d7{cell.holders}" if cell.holders > 1 else ""),
-                ha="center",
-                va="center",
-                fontsize=8,
-                color="white" if dark else "#222222",
-            )
+            text = f"{cell.physical}" + (f" \u00d7{cell.holders}" if cell.holders > 1 else "")
+            look = dict(fontsize=8, color="white" if dark else "#222222")
+            axis.text(column + _CELL / 2, row, text, ha="center", va="center", **look)
     axis.set(
         xlim=(-0.05, width), ylim=(height - 0.4, -0.6), xticks=[], yticks=range(len(tables)), yticklabels=list(tables)
     )

@@ -34,13 +34,9 @@ def figure_bytes(figure: Figure, file_format: str, embedded: Mapping[str, Any]) 
         for axes in figure.axes:
             axes.set_position([round(value, 6) for value in axes.get_position(original=True).bounds])
 
-    text = canonical_json(embedded)
-    # "Software", "Creator" and "Date" default to the Matplotlib version and the time of day.
-    notes = (
-        {"Description": text, "Software": None}
-        if file_format == "png"
-        else {"Description": text, "Creator": None, "Date": None, "Format": None, "Type": None}
-    )
+    # These default to the Matplotlib version, the time of day and the like.
+    unsaid = ("Software",) if file_format == "png" else ("Creator", "Date", "Format", "Type")
+    notes = {"Description": canonical_json(embedded), **dict.fromkeys(unsaid)}
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "repro", "svg.fonttype": "path"}):
         figure.savefig(buffer, format=file_format, metadata=notes)

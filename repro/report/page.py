@@ -1,9 +1,9 @@
 """figures/index.html: every figure, the claims ledger and the machines behind them, on one page without a network.
 
 The page is a pure function of what lies in the two folders (figures, the JSON file beside each that says what it is,
-claims.json, the manifests of experiments that ran here, notebooks) and of the descriptions that it is handed: equal
-inputs give equal bytes. It judges nothing and computes nothing; whatever it shows was written by an experiment. How it
-looks is in templates/."""
+claims.json, the manifests of experiments that ran here, notebooks) and of the descriptions that it is handed. It judges
+and computes nothing. How it looks is in templates/.
+"""
 
 from __future__ import annotations
 
@@ -88,13 +88,9 @@ def _tables(figures: Path, experiments: Mapping[str, Description]) -> dict[str, 
 
 
 def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("repro.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    strict = dict(autoescape=True, undefined=jinja2.StrictUndefined)
+    loader = jinja2.PackageLoader("repro.report")
+    environment = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **strict)
     environment.filters |= {
         "lines": lines,
         "written": written,
@@ -117,23 +113,16 @@ def _badge(about: Mapping[str, Any]) -> str:
     """What a figure's numbers are and of which device, from the file beside it."""
     if not about:
         return "no provenance"
-    parts = [", ".join(about.get("evidence") or ["unknown evidence"])]
-    if about.get("devices"):
-        parts.append(", ".join(about["devices"]))
-    if about.get("scale", "paper") != "paper":
-        parts.append(f"scale {about['scale']}")
-    return " · ".join(parts)
+    evidence, devices = ", ".join(about.get("evidence") or ["unknown evidence"]), ", ".join(about.get("devices") or [])
+    scale = "" if about.get("scale", "paper") == "paper" else f"scale {about['scale']}"
+    return " · ".join(filter(None, (evidence, devices, scale)))
 
 
 def _notebooks(stem: str, figures: Path, results: Path) -> list[tuple[str, str]]:
     """Names and addresses of the experiment's notebook and of its executed copy, where they exist."""
-    candidates = [
-        ("notebook", paths.folders().notebooks / f"{stem}.ipynb"),
-        ("executed notebook", results / stem / f"{stem}.ipynb"),
-    ]
-    return [
-        (name, Path(os.path.relpath(path, figures)).as_posix()) for name, path in candidates if stem and path.exists()
-    ]
+    folders = {"notebook": paths.folders().notebooks, "executed notebook": results / stem}
+    found = {name: path for name, folder in folders.items() if stem and (path := folder / f"{stem}.ipynb").exists()}
+    return [(name, Path(os.path.relpath(path, figures)).as_posix()) for name, path in found.items()]
 
 
 def _apart(line: Mapping[str, Any]) -> str:

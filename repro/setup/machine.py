@@ -46,9 +46,7 @@ def installed(package: str) -> str | None:
 
 
 def machine() -> dict[str, Any]:
-    """The code and machine of this process: versions, commit, processor, graphics processors, UTC time, command.
-
-    `git` and `nvidia-smi` are asked if they are there; without them those entries are None."""
+    """The code and machine of this process; what `git` and `nvidia-smi` would say is None without them."""
     status = output_of("git", "-C", str(ROOT), "status", "--porcelain")
     gpus = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
     return {

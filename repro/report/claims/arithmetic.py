@@ -1,8 +1,8 @@
 """The exact claims that need neither a scheduler nor a workload: the sums behind them, written out.
 
-Each sum gives a claim's value in the claim's own shape and unit, from a model's architecture and the lengths that the
-claim states. What a claim takes as given (a pool's size, say) is passed on unchanged and marked as an input in the data
-file. Claims about Table 1 and Fig. 1 and 3 are computed from rows in `repro.studies.fig01_memory`."""
+Each sum gives a claim's value in the claim's own shape and unit. What a claim takes as given (a pool's size, say) is
+passed on unchanged and marked as an input in the data file.
+"""
 
 from __future__ import annotations
 

@@ -91,11 +91,8 @@ def load() -> Mapping[str, Claim]:
     """All claims by id, in the order of their files; read once in a process."""
     import yaml
 
-    entries = [
-        entry
-        for name in _FILES
-        for entry in yaml.safe_load(resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))
-    ]
+    texts = [resources.files(__package__).joinpath(name).read_text(encoding="utf-8") for name in _FILES]
+    entries = [entry for text in texts for entry in yaml.safe_load(text)]
     claims = {entry["id"]: _claim(entry) for entry in entries}
     if len(claims) != len(entries):
         raise ValueError("two claims have the same id")
@@ -103,13 +100,13 @@ def load() -> Mapping[str, Claim]:
 
 
 def _claim(entry: dict[str, Any]) -> Claim:
-    entry = dict(entry)
     if "curves" in entry:
         entry["value"] = _drawn_crossings(**entry.pop("curves"))
     rules = {"": entry["judge"]} if "type" in entry["judge"] else entry["judge"]
     entry["value"] = plain(entry["value"])
     entry["judge"] = {str(key): Rule.parse(rule) for key, rule in rules.items()}
-    entry["printed"] = None if entry.get("printed") is None else str(entry["printed"])
+    if entry.get("printed") is not None:
+        entry["printed"] = str(entry["printed"])
     return Claim(**entry)
 
 
@@ -119,10 +116,8 @@ def _drawn_crossings(figure: str, apart: str | None = None) -> Tree:
     panels = paper.crossings(figure, 0.5)
     if apart is None:
         return panels
-    others = {
-        panel: {name: rate for name, rate in systems.items() if name != apart} for panel, systems in panels.items()
-    }
-    return {"crossings": others, apart: {panel: systems[apart] for panel, systems in panels.items()}}
+    alone = {panel: systems.pop(apart) for panel, systems in panels.items()}
+    return {"crossings": panels, apart: alone}
 
 
 def judge_entry(claim: Claim, ours: Tree) -> tuple[Verdict, Tree]:

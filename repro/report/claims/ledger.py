@@ -53,16 +53,14 @@ def record(judgements: Iterable[Judgement], experiment: str, directory: Path) ->
 def read(directory: Path) -> list[Entry]:
     """The entries of `directory`/claims.json, one for each known claim; all "not run" where there is no file yet."""
     path = directory / FILE_NAME
-    claims = load()
     stored: dict[str, list[Contribution]] = {}
     if path.exists():
         try:
             stored = {item["id"]: item["contributions"] for item in json.loads(path.read_text(encoding="utf-8"))}
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{path} is not a claims ledger ({error}); delete it and run the experiments again"
-            ) from None
-    return [entry(claim, stored.get(claim.id, [])) for claim in claims.values()]
+            again = "delete it and run the experiments again"
+            raise UserError(f"{path} is not a claims ledger ({error}); {again}") from None
+    return [entry(claim, stored.get(claim.id, [])) for claim in load().values()]
 
 
 def contribution(judgement: Judgement, experiment: str) -> Contribution:
@@ -116,10 +114,10 @@ def _worst_part(claim: Claim, path: KeyPath, value: Leaf, parts: list[Contributi
 def _misses(claim: Claim, ours: Tree) -> list[str]:
     """A quorum allows a few misses: name each of them with its deviation."""
     missed = [
-        f"{' '.join(path[1:])} {deviation(value, at(ours, path)):+.0f} %"
+        f"{' '.join(path[1:])} {deviation(value, found):+.0f} %"
         for path, value in leaves(claim.value)
         if claim.rule_of(path).type == "quorum"
-        and is_number(at(ours, path))
-        and claim.rule_of(path).leaf(value, at(ours, path)) is Verdict.DIFFERS
+        and is_number(found := at(ours, path))
+        and claim.rule_of(path).leaf(value, found) is Verdict.DIFFERS
     ]
     return [f"Outside: {', '.join(missed)}."] if missed else []

@@ -1,8 +1,8 @@
 """How a reproduced value earns its verdict: a small closed set of rules, each a pure function.
 
 A claim names a rule (or one for each top-level key of its value) in its `judge` field. Every rule but `quorum` judges a
-single number, word or flag; `quorum` judges a whole table of numbers and gives it one verdict. None of the rules sees
-where a value comes from, and none can turn a missing value into a verdict other than "not run"."""
+single number, word or flag; `quorum` judges a whole table of numbers and gives it one verdict.
+"""
 
 from __future__ import annotations
 
@@ -134,9 +134,7 @@ _UNDECIDED: dict[str, Verdict] = {
 }
 _OPTIONS: dict[str, list[set[str]]] = {
     "within": [{"percent"}, {"absolute"}, {"factor"}],
-    "below": [set(), {"limit"}],
-    "at-most": [set(), {"limit"}],
-    "above": [set(), {"limit"}],
+    **dict.fromkeys(("below", "at-most", "above"), [set(), {"limit"}]),
     "inside": [{"low", "high"}],
     "quorum": [{"percent", "at_least", "none_beyond_percent"}],
 }
@@ -178,11 +176,8 @@ class Rule:
         return mapped(paper, lambda path, value: self.leaf(value, at(ours, path)))
 
     def _quorum(self, pairs: list[tuple[Leaf, Leaf]]) -> Verdict:
-        members = [self.leaf(*pair) for pair in pairs]
-        beyond = any(
-            ours is not None and not _within(paper, ours, percent=self.options["none_beyond_percent"])
-            for paper, ours in pairs
-        )
+        members, far = [self.leaf(*pair) for pair in pairs], self.options["none_beyond_percent"]
+        beyond = any(ours is not None and not _within(paper, ours, percent=far) for paper, ours in pairs)
         if beyond or members.count(Verdict.DIFFERS) > len(members) - self.options["at_least"]:
             return Verdict.DIFFERS
         return Verdict.NOT_RUN if Verdict.NOT_RUN in members else Verdict.REPRODUCED

@@ -7,11 +7,14 @@ a line leaves the top of its plot: that is a place on the drawn line, not a meas
 What is kept: table1 (as printed), fig1 (GB and token/s against the batch), fig2 (% of the KV cache), fig12, fig14,
 fig16, fig17 (normalized latency in s/token against the request rate in req/s, by panel and system), fig18a (us against
 the context length), fig18b and fig19b (s/token against the block size), fig19a (ms against the block size). Fig. 11's
-histograms belong to `repro.workloads`. The module knows nothing of claims or of how a curve is drawn."""
+histograms belong to `repro.workloads`.
+"""
 
 import json
-from functools import cache
+from copy import deepcopy
+from functools import cache, reduce
 from importlib import resources
+from operator import getitem
 from typing import Any
 
 Point = tuple[float, float]
@@ -22,31 +25,19 @@ def _curves() -> dict[str, Any]:
     return json.loads(resources.files(__package__).joinpath("curves.json").read_text(encoding="utf-8"))
 
 
-def names() -> list[str]:
-    """The table and the figures whose data are kept, in the paper's order."""
-    return list(_curves())
-
-
 def figure(name: str) -> dict[str, Any]:
     """A copy of the figure's data, e.g. ``figure("fig12")["opt-13b/sharegpt"]["vllm"]``; KeyError if it is not kept."""
-    return json.loads(json.dumps(_curves()[name]))
+    return deepcopy(_curves()[name])
 
 
 def line(name: str, *path: str) -> list[Point]:
     """Every vertex of one drawn line, the exit through the top of the plot included."""
-    return [(point[0], point[1]) for point in _follow(name, path)]
+    return [(point[0], point[1]) for point in reduce(getitem, path, _curves()[name])]
 
 
 def points(name: str, *path: str) -> list[Point]:
     """The measured points of one drawn line: `line` without the places where it leaves the plot."""
-    return [(point[0], point[1]) for point in _follow(name, path) if "off" not in point[2:]]
-
-
-def _follow(name: str, path: tuple[str, ...]) -> list[list[Any]]:
-    curve: Any = _curves()[name]
-    for step in path:
-        curve = curve[step]
-    return curve
+    return [(point[0], point[1]) for point in reduce(getitem, path, _curves()[name]) if "off" not in point[2:]]
 
 
 def crossing(vertices: list[Point], level: float) -> float | None:

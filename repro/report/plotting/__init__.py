@@ -6,10 +6,9 @@
         plotting.legend(figure, rows, with_paper=True)
         plotting.footer(figure, rows, with_paper=True)
 
-Rows are flat records with `system`, `evidence`, `device`, `seed` and metrics; whoever has them can draw the figure
-again. How a number came about is read from the rows' `evidence`, never passed by the caller. The package computes means
-and ranges over seeds and nothing else, knows no experiment, and writes no file. `style` has the colours, markers and
-lines, `marks` the panels and what is drawn on them, `legends` what explains it."""
+Rows are flat records with `system`, `evidence`, `device`, `seed` and metrics. How a number came about is read from
+their `evidence`, never passed by the caller. The package computes means and ranges over seeds and nothing else.
+"""
 
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch

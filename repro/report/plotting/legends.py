@@ -18,11 +18,9 @@ def legend(figure: Figure, rows: pd.DataFrame, by: str = "system", with_paper: b
         Line2D([], [], color=style.color, marker=style.marker, linewidth=2, markersize=6, label=label(system))
         for system, style in styles(rows[by]).items()
     ]
-    handles += [
-        Line2D([], [], color=GREY, marker="o", label=kind, **LINE[kind]) for kind in dict.fromkeys(rows["evidence"])
-    ]
-    if with_paper:
-        handles.append(Line2D([], [], color=GREY, marker="o", label="the paper", **PAPER))
+    looks = {kind: LINE[kind] for kind in dict.fromkeys(rows["evidence"])}
+    looks |= {"the paper": PAPER} if with_paper else {}
+    handles += [Line2D([], [], color=GREY, marker="o", label=kind, **look) for kind, look in looks.items()]
     lines = -(-len(handles) // max(1, int(figure.get_figwidth() / 1.7)))
     figure.legend(
         handles=handles, loc="outside upper center", ncols=-(-len(handles) // lines), handlelength=2.4, fontsize=9

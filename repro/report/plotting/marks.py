@@ -11,13 +11,10 @@ from matplotlib.figure import Figure as _Figure
 
 from repro.report.plotting.style import GREY, LINE, PAPER, PIECES, Style, house, label, styles
 
-#: The paper's parts of Fig. 2 -> ours; its last part holds both of ours that follow "internal".
-_PAPER_PIECE = {
-    "token states": "token_states",
-    "reservation": "reserved",
-    "internal": "internal",
-    "external & others": "free",
-}
+Points = Sequence[tuple[float, float]]
+Shares = Mapping[str, float]
+#: The paper's parts of Fig. 2 that have another name here; its last holds both of ours that follow "internal".
+_PAPER_PIECE = {"token states": "token_states", "reservation": "reserved", "external & others": "free"}
 
 
 class Figure(_Figure):
@@ -59,12 +56,7 @@ def ticks(axis: Axes, values: Sequence[float]) -> None:
 
 
 def curves(
-    axis: Axes,
-    rows: pd.DataFrame,
-    x: str,
-    y: str,
-    by: str = "system",
-    paper: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+    axis: Axes, rows: pd.DataFrame, x: str, y: str, by: str = "system", paper: Mapping[str, Points] | None = None
 ) -> None:
     """One curve for each `by` and kind of evidence: mean over the seeds, with a band from the least to the most.
 
@@ -80,12 +72,7 @@ def curves(
 
 
 def bars(
-    axis: Axes,
-    rows: pd.DataFrame,
-    y: str,
-    by: str = "system",
-    paper: Mapping[str, float] | None = None,
-    digits: int = 1,
+    axis: Axes, rows: pd.DataFrame, y: str, by: str = "system", paper: Shares | None = None, digits: int = 1
 ) -> None:
     """One bar for each `by`: mean over the rows, a whisker from the least to the most, the paper's hollow beside it."""
     looks = styles(rows[by])
@@ -105,8 +92,8 @@ def memory_bars(
     axis: Axes,
     rows: pd.DataFrame,
     by: str = "system",
-    paper: Mapping[str, Mapping[str, float]] | None = None,
-    beside: Mapping[str, Mapping[str, float]] | None = None,
+    paper: Mapping[str, Shares] | None = None,
+    beside: Mapping[str, Shares] | None = None,
 ) -> None:
     """Fig. 2: what the pool holds, stacked to 100 %; the paper's bar hollow to the right of ours.
 
@@ -118,7 +105,7 @@ def memory_bars(
         _stack(axis, place - 0.21, {piece: group[piece].mean() for piece in PIECES}, hollow=False)
         whisker(axis, place - 0.33, group["token_states"])
         if paper and system in paper:
-            theirs = {_PAPER_PIECE[name]: share for name, share in paper[system].items()}
+            theirs = {_PAPER_PIECE.get(name, name): share for name, share in paper[system].items()}
             _stack(axis, place + 0.21, theirs, hollow=True)
         elif beside and system in beside:
             _stack(axis, place + 0.21, {piece: beside[system][piece] for piece in PIECES}, hollow=True)
@@ -147,7 +134,7 @@ def _number_above(axis: Axes, text: str, x: float, y: float, color: str) -> None
     axis.annotate(text, (x, y), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=8, color=color)
 
 
-def _stack(axis: Axes, x: float, shares: Mapping[str, float], hollow: bool) -> None:
+def _stack(axis: Axes, x: float, shares: Shares, hollow: bool) -> None:
     bottom = 0.0
     for piece, share in shares.items():
         if share == 0:
