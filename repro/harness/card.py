@@ -62,22 +62,9 @@ def _claims(run: Run) -> str:
     entries = [one for one in claims.read(run.folders.figures) if run.stem in (one["experiment"] or "").split(", ")]
     if not entries:
         return "<p>No claim is judged yet.</p>"
-    counts = Counter(one["verdict"] for one in entries)
-    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    chip = '<span style="{}">&nbsp;{}&nbsp;</span>'
-    rows = [
-        (f"<code>{one['id']}</code>", escape(one["says"]), chip.format(look(one["verdict"]), one["verdict"]))
-        for one in entries
-    ]
-    return f"<details><summary>Claims: {said}</summary>{_table(('claim', 'says', 'verdict'), rows)}</details>"
-
-
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    lines = [
-        "<tr>" + "".join(f'<{tag} style="{_CELL}">{cell}</{tag}>' for cell in cells) + "</tr>"
-        for tag, cells in [("th", head), *(("td", row) for row in rows)]
-    ]
-    return f"<table>{''.join(lines)}</table>"
+    said = ", ".join(f"{count} {verdict}" for verdict, count in Counter(one["verdict"] for one in entries).items())
+    shown = claims.style(claims.compare(entries)).to_html()
+    return f"<details><summary>Claims: {said}</summary>{shown}</details>"
 
 
 def _text(value: Any) -> str:

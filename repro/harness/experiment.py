@@ -6,8 +6,7 @@
     run.judge(rows)            # verdicts on the paper's claims
 
 Parameters come from experiments/<stem>.yaml and are checked before any work. A study (repro.studies) says what to
-compute, and how to draw it from rows alone; nothing is held in memory that is not also on disk.
-"""
+compute, and how to draw it from rows alone; nothing is held in memory that is not also on disk."""
 
 from __future__ import annotations
 
@@ -183,8 +182,7 @@ class Run:
         """The study's figures of these rows, each also saved as PNG and SVG that carry their provenance.
 
         Beside them go the rows themselves, <experiment>.<table>.csv, what the study shows as a table, <name>.html, and
-        for each figure what it carries, with the parameters in words, as <figure>.json.
-        """
+        for each figure what it carries, with the parameters in words, as <figure>.json."""
         import pandas as pd
 
         about, manifest = self._about(rows), read_json(self.manifest_path)

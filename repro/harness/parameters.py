@@ -2,8 +2,7 @@
 
 The file gives each parameter's value, and the comment behind it is what the parameter means. A study's class gives
 types and bounds (pydantic) and no values. An unknown name lists the known ones, a value of the wrong type says what is
-allowed. Whole numbers are accepted for floats and lists become tuples; nothing else is converted.
-"""
+allowed. Whole numbers are accepted for floats and lists become tuples; nothing else is converted."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ new computation; everywhere else the coarse rule is the one that misses nothing.
 
 Imports inside functions count. Comments, docstrings, imports for type checkers and the annotations of a function's
 arguments lead nowhere. Data files beside a reached module count by content, a name that `repro` offers lazily as what
-it stands for. Installed libraries do not count (the manifest has their versions), nor imports by a computed name.
-"""
+it stands for. Installed libraries do not count (the manifest has their versions), nor imports by a computed name."""
 
 from __future__ import annotations
 

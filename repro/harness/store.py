@@ -1,8 +1,7 @@
 """The store of finished points, and locks for what two runs must not do at once.
 
 A finished point is one small JSON file named by its key, at every moment whole or absent: two runs in one checkout do
-no harm. A checksum inside tells a truncated or hand-edited file, which then counts as missing: it is never used.
-"""
+no harm. A checksum inside tells a truncated or hand-edited file, which then counts as missing: it is never used."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ def locked(path: Path, wait: bool, about: str = "") -> Iterator[None]:
     """Hold the lock file `path`, which goes with the process however it ends; `about` says in it who holds it.
 
     Waits for another holder, or raises UserError that names it. Where the file system has no locks it holds nothing:
-    points are safe without, only summaries of two runs at once may then mix.
-    """
+    points are safe without, only summaries of two runs at once may then mix."""
     with ExitStack() as held:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

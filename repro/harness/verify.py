@@ -3,8 +3,7 @@
 A figure carries the hashes of its rows, parameters and computing code, and so does the sidecar beside it. Parameters
 and code are hashed again from the checkout; the rows beside the figure, and those in results/ if they are there, are
 compared with what it carries; the figure is drawn again from its rows and must come out byte for byte. What computes
-for seconds only is computed again, too; the rest on request, but for measurements of wall-clock time.
-"""
+for seconds only is computed again, too; the rest on request, but for measurements of wall-clock time."""
 
 from __future__ import annotations
 

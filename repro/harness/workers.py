@@ -3,8 +3,7 @@
 Points go to worker processes one by one, the heaviest first, and the worker itself keeps the result. A point that
 raises does not stop the others. A worker that dies (killed for memory, say) takes the pool with it: the points that
 were in flight are then tried again one at a time, so that the one to blame is known by name. Workers are fresh
-processes, never forks.
-"""
+processes, never forks."""
 
 from __future__ import annotations
 
@@ -74,8 +73,7 @@ def number_of_workers(named: str) -> int:
 def compute(tasks: list[Task], store: PointStore, progress: Progress) -> None:
     """Compute and keep every task's point, those marked `alone` after the others, one at a time.
 
-    Raises UserError or PointError after all other points are finished; KeyboardInterrupt at once.
-    """
+    Raises UserError or PointError after all other points are finished; KeyboardInterrupt at once."""
     failures: list[Failure] = []
     try:
         shared = number_of_workers(os.environ.get("JOBS", ""))

@@ -5,8 +5,7 @@
     draw(watch.states, [0, 4, 8])
 
 One row per sequence, one cell per logical block; a cell shows its physical block, how far it is filled, and its
-reference count (a stored prefix counts as a holder). `draw_tables` is one panel of such a picture.
-"""
+reference count (a stored prefix counts as a holder). `draw_tables` is one panel of such a picture."""
 
 from __future__ import annotations
 

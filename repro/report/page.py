@@ -2,8 +2,7 @@
 
 The page is a pure function of what lies in the two folders (figures, the JSON file beside each that says what it is,
 claims.json, the manifests of experiments that ran here, notebooks) and of the descriptions that it is handed. It judges
-and computes nothing. How it looks is in templates/.
-"""
+and computes nothing. How it looks is in templates/."""
 
 from __future__ import annotations
 

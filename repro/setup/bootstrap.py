@@ -5,8 +5,7 @@ named after the lock, so that it is done once, again when the lock changes, and 
 active conda environment made from environment.yml is used in place of `.venv`.
 
 It names no package index (pip's own settings decide). Python 3.6 can still run it, to be told that it is too old:
-annotations that it could not evaluate are quoted.
-"""
+annotations that it could not evaluate are quoted."""
 
 import contextlib
 import hashlib
@@ -142,8 +141,7 @@ def torch_requirements(present: "str | None", driver: bool) -> "list[str]":
     """Return what to ask pip for, in turn, to get the right build of the pinned torch; [] if it is present.
 
     An index that offers a CPU build of the same version marks it "+cpu"; `===` compares the whole text, so that it is
-    not taken for the CUDA build. Either way any build is better than none.
-    """
+    not taken for the CUDA build. Either way any build is better than none."""
     pinned = stated(LOCK, "torch==", "pins no torch")
     if present is not None and present.split("+")[0] == pinned and not (driver and present.endswith("+cpu")):
         return []

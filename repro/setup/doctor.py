@@ -1,8 +1,7 @@
 """What this machine has, and what can and cannot run on it and why: `make doctor`.
 
 Nothing heavy is imported except torch, which alone can say whether it reaches a GPU, and that in a process of its own:
-a broken installation is reported and not died of. The report works before set-up too, and changes nothing.
-"""
+a broken installation is reported and not died of. The report works before set-up too, and changes nothing."""
 
 import json
 import os

@@ -1,8 +1,7 @@
 """The process environment of every run: offline unless asked, and untouched by a reader's own settings.
 
 The command line and the tests apply it before anything else is imported, because the libraries read these variables
-when they are imported. It runs on Pythons that are too old for the rest.
-"""
+when they are imported. It runs on Pythons that are too old for the rest."""
 
 import os
 import shutil

@@ -2,8 +2,7 @@
 
 The claims are stated in paper.yaml (the paper and its launch post) and later.yaml (later descriptions); `load` reads
 both. An experiment returns `Judgement`s; `record` turns them into verdicts and merges them into the ledger file, and
-`compare` lays them beside the claims in a table. A key that a judgement leaves out stays "not run".
-"""
+`compare` lays them beside the claims in a table. A key that a judgement leaves out stays "not run"."""
 
 from repro.report.claims.claim import Claim, Judgement, judge_entry, load
 from repro.report.claims.compare import compare, style

@@ -1,8 +1,7 @@
 """The exact claims that need neither a scheduler nor a workload: the sums behind them, written out.
 
 Each sum gives a claim's value in the claim's own shape and unit. What a claim takes as given (a pool's size, say) is
-passed on unchanged and marked as an input in the data file.
-"""
+passed on unchanged and marked as an input in the data file."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """How a reproduced value earns its verdict: a small closed set of rules, each a pure function.
 
 A claim names a rule (or one for each top-level key of its value) in its `judge` field. Every rule but `quorum` judges a
-single number, word or flag; `quorum` judges a whole table of numbers and gives it one verdict.
-"""
+single number, word or flag; `quorum` judges a whole table of numbers and gives it one verdict."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ a line leaves the top of its plot: that is a place on the drawn line, not a meas
 What is kept: table1 (as printed), fig1 (GB and token/s against the batch), fig2 (% of the KV cache), fig12, fig14,
 fig16, fig17 (normalized latency in s/token against the request rate in req/s, by panel and system), fig18a (us against
 the context length), fig18b and fig19b (s/token against the block size), fig19a (ms against the block size). Fig. 11's
-histograms belong to `repro.workloads`.
-"""
+histograms belong to `repro.workloads`."""
 
 import json
 from copy import deepcopy

@@ -7,8 +7,7 @@
         plotting.footer(figure, rows, with_paper=True)
 
 Rows are flat records with `system`, `evidence`, `device`, `seed` and metrics. How a number came about is read from
-their `evidence`, never passed by the caller. The package computes means and ranges over seeds and nothing else.
-"""
+their `evidence`, never passed by the caller. The package computes means and ranges over seeds and nothing else."""
 
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
