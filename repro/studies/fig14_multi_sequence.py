@@ -120,10 +120,8 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
         theirs = sweep.drawn("fig14", panel, params.systems)
         sweep.draw_curves(axis, where(latency, panel=panel), theirs)
     plotting.legend(curves, latency, with_paper=True)
-    note = (
-        "Calibrated: the host's cost of a request, on vLLM's crossing with 6 parallel samples; that of a beam "
-        "step, on vLLM's with 6 beams"
-    )
+    request = "the host's cost of a request, on vLLM's crossing with 6 parallel samples"
+    note = f"Calibrated: {request}; that of a beam step, on vLLM's with 6 beams"
     plotting.footer(curves, latency, with_paper=True, note=note)
     figures = {"fig14_multi_sequence": curves}
     if params.crossings and not paper.figure("fig14").keys().isdisjoint(params.panels):

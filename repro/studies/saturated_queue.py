@@ -109,11 +109,8 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     axes[0].set_ylabel("% of the slots")
     _throughput(axes[1], replays)
     plotting.memory_legend(figure)
-    note = (
-        "Hollow: as the explainer prints it. In brackets: declared max_tokens (2048 where none is given), or what "
-        "differs"
-    )
-    plotting.footer(figure, replays, note=note)
+    brackets = "declared max_tokens (2048 where none is given), or what differs"
+    plotting.footer(figure, replays, note=f"Hollow: as the explainer prints it. In brackets: {brackets}")
     return {"saturated_queue": figure, "saturated_queue_fragmentation": _fragmentation(rows["head"])}
 
 
