@@ -13,8 +13,6 @@ the same cost model and the same caps of an iteration:
 An order had to be chosen; another one would credit each rung with something else, as gains multiply. Modelled, OPT-13B.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any

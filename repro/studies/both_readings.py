@@ -5,8 +5,6 @@ The words are in open_questions.yaml; here are the numbers for them, from rows a
 nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from importlib import resources
 from typing import Any

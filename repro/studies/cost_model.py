@@ -5,10 +5,8 @@ and context, so three divisions are kept. A prompt costs what its arithmetic tak
 an assumed share of the matrix rate. Each panel of Fig. 12 adds one anchor. The datasheets of four GPUs show what a
 roofline would promise instead."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import model_validator
 
@@ -35,7 +33,7 @@ class Params(Parameters):
     free: ClassVar = ("devices", "context_tokens", "prefill_efficiencies")
 
     @model_validator(mode="after")
-    def _possible(self) -> Params:
+    def _possible(self) -> Self:
         for efficiency in self.prefill_efficiencies:
             cost_model("a100-2023", DEPLOYMENTS["opt-13b"], prefill_efficiency=efficiency)
         return self

@@ -1,14 +1,11 @@
-"""Fig. 1 (right): memory and throughput against the batch, for a system that reserves 2048 slots a request and for
-vLLM.
+"""Fig. 1 (right): memory and throughput against the batch, for a system that reserves 2048 slots a request and vLLM.
 
 Every point is a run of its own: so many requests at most, a queue that never empties, and the real scheduler and memory
 manager; memory is what the manager holds, averaged over time. Where it does not grow any more, memory is full. Time
 comes from the cost model, which this very figure calibrates: the throughput is no test of it.
 """
 
-from __future__ import annotations
-
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -50,7 +47,7 @@ class Params(Parameters):
     lengths: str | None
 
     @model_validator(mode="after")
-    def _holds_a_request(self) -> Params:
+    def _holds_a_request(self) -> Self:
         for gb in self.kv_gb:
             check_serving(MODEL, "a100-2023", 16, _slots(gb))
         return self

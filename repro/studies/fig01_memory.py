@@ -5,9 +5,7 @@ off the contiguous memory manager while it serves the figure's two requests. Fig
 not drawn here.
 """
 
-from __future__ import annotations
-
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import model_validator
 
@@ -48,7 +46,7 @@ class Params(Parameters):
     free: ClassVar = ("deployments",)
 
     @model_validator(mode="after")
-    def _chunks_hold_the_words(self) -> Params:
+    def _chunks_hold_the_words(self) -> Self:
         for (name, *texts), slots in zip(REQUESTS, self.chunk_slots):
             words = len(" ".join(texts).split())
             if slots < words or slots & (slots - 1):

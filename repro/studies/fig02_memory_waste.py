@@ -5,10 +5,8 @@ without the drain after it. What the pool holds hardly depends on speed once req
 the allocators, not the cost model; vLLM's two bars of Fig. 13 are the exception (see docs/fidelity.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 from pydantic import model_validator
 
@@ -48,7 +46,7 @@ class Params(Parameters):
     lengths: str | None
 
     @model_validator(mode="after")
-    def _holds_a_request(self) -> Params:
+    def _holds_a_request(self) -> Self:
         check_serving(self.model, self.profile, self.block_size, self.kv_slots)
         return self
 

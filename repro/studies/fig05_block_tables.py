@@ -5,8 +5,6 @@ the allocator's business: a state agrees with the figure's if it is the same up 
 same filled slots and reference counts. No token values and no times occur.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import starmap
 from typing import Any, ClassVar

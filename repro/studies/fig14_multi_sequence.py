@@ -6,11 +6,9 @@ several sequences it matters how the host's cost divides between a request and i
 search costs besides; each is calibrated on one crossing (repro/simulate/a100-2023.toml: per_request_ms, beam_step_ms).
 Which beams survive is replayed from a recording of a real model (repro.simulate.beams)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
@@ -37,7 +35,7 @@ class Params(sweep.SweepParameters):
     free: ClassVar = ("seeds", "beam_seeds", "methods")
 
     @model_validator(mode="after")
-    def _recorded(self) -> Params:
+    def _recorded(self) -> Self:
         check_samples(self.methods, ("alpaca",), self.widths, self.beams)
         return self
 

@@ -6,12 +6,10 @@ the prompt's share of the memory: it follows from the lengths, and from how prom
 share what they have in common, which depends on the beams that a model keeps: those are replayed from a recording
 (repro.simulate.beams)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import model_validator
@@ -58,7 +56,7 @@ class Params(Parameters):
     free: ClassVar = ("seeds", "lengths", "methods")
 
     @model_validator(mode="after")
-    def _recorded(self) -> Params:
+    def _recorded(self) -> Self:
         check_samples(self.methods, self.workloads, self.widths, self.beams)
         for share in self.turnovers:
             Turnover(share)

@@ -6,8 +6,6 @@ whole prompt and holds it in every chunk. WMT16's own sentence lengths need a ne
 every open assumption of the cost model.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated, Any, ClassVar
 

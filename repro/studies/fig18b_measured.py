@@ -6,8 +6,6 @@ more look-ups and, where swapping moves blocks one by one, more transfers. Here 
 moves all blocks. The paper has latencies at a rate, on another card.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ run. A step gives each of them a token; a prompt takes no step of its own. What 
 here.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

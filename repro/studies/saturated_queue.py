@@ -5,11 +5,9 @@ than it takes to repeat that, so ours stands on one set of assumptions, the same
 experiments/saturated_queue.yaml. Everything is counted in steps of the real scheduler and managers; no time occurs.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -53,7 +51,7 @@ class Params(Parameters):
     gpu: GpuOrNone
 
     @model_validator(mode="after")
-    def _fits(self) -> Params:
+    def _fits(self) -> Self:
         if not self.system_prompt <= self.shortest_prompt <= self.longest_prompt:
             raise UserError(
                 f"shortest_prompt = {self.shortest_prompt} must be from system_prompt = {self.system_prompt}, with "

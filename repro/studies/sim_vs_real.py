@@ -1,5 +1,4 @@
-"""Does the simulator predict the real engine? Its throughput, latency, batch and memory against runs that it has not
-seen.
+"""Does the simulator predict the real engine? Its throughput, latency, batch and memory against runs it has not seen.
 
 On one machine the durations of steps are measured once, on a grid (`repro.bench.serving.calibrate`). Then the same
 scheduler and memory managers run in virtual time with those durations, and every run that was measured there is
@@ -7,10 +6,8 @@ predicted: same trace, same window, same counting. Nothing is fitted to a run; d
 that was made after runs had been predicted.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import model_validator
 
@@ -59,7 +56,7 @@ class Params(Parameters):
     seed: Seed
 
     @model_validator(mode="after")
-    def _window(self) -> Params:
+    def _window(self) -> Self:
         Load("vllm", CPU_WORKLOAD, None, self.warm_s, self.stop_s)
         return self
 

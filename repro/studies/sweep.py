@@ -7,8 +7,6 @@ The module has `points` and `draw` like a study, and so a kept result depends on
 not on how it is drawn (repro.harness.sources).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
