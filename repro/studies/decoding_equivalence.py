@@ -232,15 +232,11 @@ def _counts(rows: DataFrame, absent: str) -> dict[str, Any]:
 
 @house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    titles, variants = (
-        ["Greedy against generate", "Mixed against alone"],
-        {"greedy": list(GREEDY), "mixed": list(MIXED)},
-    )
+    titles, ratios = ["Greedy against generate", "Mixed against alone"], [len(GREEDY), len(MIXED)]
     height = 0.42 * rows["greedy"]["model"].nunique() + 1.5
-    ratios = [len(GREEDY), len(MIXED)]
     figure, axes = plotting.panels(titles, columns=2, width=5.8, height=height, width_ratios=ratios)
-    for axis, (table, names) in zip(axes, variants.items()):
-        _draw_matrix(axis, rows[table], names)
+    for axis, table, variants in zip(axes, TABLES, (GREEDY, MIXED)):
+        _draw_matrix(axis, rows[table], list(variants))
     axes[1].set_yticklabels([])
     handles = [plotting.Patch(facecolor=color, label=text) for text, color in _COLOR.items()]
     figure.legend(handles=handles, ncols=3, loc="outside upper center", fontsize=9)

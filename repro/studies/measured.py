@@ -1,4 +1,4 @@
-"""What the studies of recorded or measured rows share: whose rows they are, how they are read, and what is made of them.
+"""What the studies of recorded or measured rows share: whose rows they are, how they are read, and how drawn.
 
 Rows come from `python -m repro bench serving` and `python -m repro bench kernels`: this machine's own, or those
 recorded with the project (see `repro.bench.kept`). Nothing is measured here.
