@@ -13,8 +13,6 @@ the same cost model and the same caps of an iteration:
 An order had to be chosen; another one would credit each rung with something else, as gains multiply. Modelled, OPT-13B.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
@@ -26,7 +24,7 @@ from repro.engine.scheduler import Batching, PreemptionMode, SchedulerConfig
 from repro.engine.sequence import SequenceGroup
 from repro.engine.systems import System
 from repro.studies import sweep
-from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting, where
 from repro.studies.common import WORKLOAD_LABEL, Positive, Seeds, Some, trace_of
 from repro.studies.fig15_sharing import METHODS, check_samples
 from repro.studies.sweep import Setup, crossing_of
@@ -108,8 +106,8 @@ def points(params: Params) -> list[Point]:
             for seed in params.seeds:
                 setup = Setup({"setting": setting}, rung, seed=seed, **shared)
                 weight = (index + 1) * setup.work * (10 if workload == "alpaca" else 1)
-                arguments = {"setup": setup, "precision": params.precision}
-                result.append(Point(sustained, arguments, "crossing", weight=weight))
+                searched = {"setup": setup, "precision": params.precision}
+                result.append(Point(sustained, searched, "crossing", weight=weight))
     return result
 
 
@@ -124,7 +122,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     found = rows["crossing"]
     figure, axes = plotting.panels(list(map(_title, params.settings)), columns=2, width=4.6, height=3.0)
     for axis, setting in zip(axes, params.settings):
-        _draw_ladder(axis, found[found["setting"] == setting])
+        _draw_ladder(axis, where(found, setting=setting))
     plotting.footer(figure, found, note="Logarithmic: equal heights are equal factors")
     return {"ablation_ladder": figure}
 

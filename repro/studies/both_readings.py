@@ -4,8 +4,6 @@ The words are in open_questions.yaml; here are the numbers for them, from rows a
 (repro.report.paper). In the pictures the paper's points are hollow or dotted. This module runs nothing and judges
 nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from importlib import resources
 from typing import Any
@@ -16,7 +14,7 @@ from repro.engine.config import DEPLOYMENTS, GB, GIB
 from repro.harness.parameters import parse_yaml
 from repro.studies.base import Axes, DataFrame, Figure, Rows, paper, plotting, where
 from repro.studies.fig18a_kernels import paper_overhead
-from repro.studies.measured import powers_of_two
+from repro.studies.measured import powers_of_two, together
 
 MODELS = ("opt-13b", "opt-66b", "opt-175b")
 LEVEL, LEVELS = 0.5, tuple(level / 20 for level in range(2, 21))  # s/token
@@ -169,8 +167,6 @@ def swap_shares_drawn() -> list[float]:
 
 
 def draw_plots(rows: Rows) -> Figure:
-    import pandas as pd
-
     panels = {
         "(a) Fig. 2: external & others": _draw_external,
         "(b) Fig. 13b: vLLM, Alpaca": _draw_batched,
@@ -182,7 +178,7 @@ def draw_plots(rows: Rows) -> Figure:
     figure, axes = plotting.panels(list(panels), width=3.9, height=2.8)
     for axis, draw in zip(axes, panels.values()):
         draw(axis, rows)
-    everything = pd.concat([part[["evidence", "device", "seed"]] for part in rows.values()])
+    everything = together(*(part[["evidence", "device", "seed"]] for part in rows.values()))
     plotting.footer(figure, everything, with_paper=True)
     return figure
 

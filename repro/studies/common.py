@@ -1,7 +1,5 @@
 """What the studies share: the types of their parameters, what every row says of itself, deployments and traces."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import replace

@@ -5,10 +5,8 @@ and context, so three divisions are kept. A prompt costs what its arithmetic tak
 an assumed share of the matrix rate. Each panel of Fig. 12 adds one anchor. The datasheets of four GPUs show what a
 roofline would promise instead."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import model_validator
 
@@ -35,7 +33,7 @@ class Params(Parameters):
     free: ClassVar = ("devices", "context_tokens", "prefill_efficiencies")
 
     @model_validator(mode="after")
-    def _possible(self) -> Params:
+    def _possible(self) -> Self:
         for efficiency in self.prefill_efficiencies:
             cost_model("a100-2023", DEPLOYMENTS["opt-13b"], prefill_efficiency=efficiency)
         return self
@@ -62,15 +60,12 @@ def decode_times(devices: tuple[str, ...], context_tokens: int) -> list[dict[str
     calibrated = {split: cost_model("a100-2023", deployment, split=split) for split in context_splits()}
     models = {"a100-2023": (calibrated["sequence"], context_tokens)}
     # At Fig. 1's own context all splits agree by construction; with short contexts they part.
-    models |= {
-        f"a100-2023, slope: {split}, {SHORT_CONTEXT} tokens": (costs, SHORT_CONTEXT)
-        for split, costs in calibrated.items()
-        if split != "sequence"
-    }
-    models |= {
-        f"datasheet, {name}": (cost_model("datasheet", replace(deployment, device=DEVICES[name])), context_tokens)
-        for name in devices
-    }
+    for split, costs in calibrated.items():
+        if split != "sequence":
+            models[f"a100-2023, slope: {split}, {SHORT_CONTEXT} tokens"] = costs, SHORT_CONTEXT
+    for name in devices:
+        promised = cost_model("datasheet", replace(deployment, device=DEVICES[name]))
+        models[f"datasheet, {name}"] = promised, context_tokens
     return [
         about("modelled", costs.name)
         | {"curve": name, "batch": batch, "milliseconds": 1e3 * _seconds(costs, batch, context)}
@@ -85,15 +80,10 @@ def prompt_times(efficiencies: tuple[float, ...]) -> list[dict[str, Any]]:
     for efficiency in efficiencies:
         costs = cost_model("a100-2023", DEPLOYMENTS["opt-13b"], prefill_efficiency=efficiency)
         alone = _seconds(costs, 20) + costs.per_seq_s
-        rows += [
-            about("modelled", costs.name)
-            | {
-                "efficiency": efficiency,
-                "prompt_tokens": prompt,
-                "milliseconds": 1e3 * (_seconds(costs, 20, prompt=prompt) - alone) if prompt else 0.0,
-            }
-            for prompt in PROMPTS
-        ]
+        for prompt in PROMPTS:
+            added = _seconds(costs, 20, prompt=prompt) - alone if prompt else 0.0
+            found = {"efficiency": efficiency, "prompt_tokens": prompt, "milliseconds": 1e3 * added}
+            rows.append(about("modelled", costs.name) | found)
     return rows
 
 
@@ -114,9 +104,8 @@ def fig1_iteration_ms() -> list[tuple[float, float]]:
 
 @house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    figure, axes = plotting.panels(
-        ["Decode iteration, OPT-13B", "What a prompt adds", "Anchors of Fig. 12's panels"], width=4.1, height=3.4
-    )
+    titles = ["Decode iteration, OPT-13B", "What a prompt adds", "Anchors of Fig. 12's panels"]
+    figure, axes = plotting.panels(titles, width=4.1, height=3.4)
     _draw_decode(axes[0], rows["decode"], params)
     _draw_prompts(axes[1], rows["prompt"])
     _draw_anchors(axes[2], rows["anchor"])

@@ -12,7 +12,9 @@ Beam search against transformers' is a matter of the tests. How long anything ta
 from __future__ import annotations
 
 import importlib.util
+import json
 import platform
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -43,24 +45,7 @@ GREEDY: dict[str, dict[str, Any]] = {
     "faster-transformer": {"system": "faster-transformer", "max_num_seqs": 6},
 }
 MIXED = {"one batch": GREEDY["blocks of 16"], "swap": GREEDY["swap"], "recompute": GREEDY["recompute"]}
-PROMPTS = (
-    "The capital of France is",
-    "Once upon a time, in a small village by the sea,",
-    "def fibonacci(n):",
-    "Water boils at",
-    "The three laws of robotics are",
-    "Dear Sir or Madam,",
-    "1, 1, 2, 3, 5, 8,",
-    "Photosynthesis is the process by which",
-    "To make an omelette, first",
-    "The quick brown fox",
-    "In 1969, the first humans",
-    "Q: What is the largest planet?\nA:",
-    "The meeting was moved to",
-    "Virtual memory lets an operating system",
-    "She opened the door and",
-    "import numpy as np\n",
-)
+PROMPTS = json.loads(resources.files(__package__).joinpath("prompts.json").read_text(encoding="utf-8"))
 
 
 def _there(name: str) -> str:
@@ -235,15 +220,11 @@ def _counts(rows: DataFrame, absent: str) -> dict[str, Any]:
 
 @house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    titles, variants = (
-        ["Greedy against generate", "Mixed against alone"],
-        {"greedy": list(GREEDY), "mixed": list(MIXED)},
-    )
+    titles, ratios = ["Greedy against generate", "Mixed against alone"], [len(GREEDY), len(MIXED)]
     height = 0.42 * rows["greedy"]["model"].nunique() + 1.5
-    ratios = [len(GREEDY), len(MIXED)]
     figure, axes = plotting.panels(titles, columns=2, width=5.8, height=height, width_ratios=ratios)
-    for axis, (table, names) in zip(axes, variants.items()):
-        _draw_matrix(axis, rows[table], names)
+    for axis, table, variants in zip(axes, TABLES, (GREEDY, MIXED)):
+        _draw_matrix(axis, rows[table], list(variants))
     axes[1].set_yticklabels([])
     handles = [plotting.Patch(facecolor=color, label=text) for text, color in _COLOR.items()]
     figure.legend(handles=handles, ncols=3, loc="outside upper center", fontsize=9)

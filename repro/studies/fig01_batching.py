@@ -1,13 +1,10 @@
-"""Fig. 1 (right): memory and throughput against the batch, for a system that reserves 2048 slots a request and for
-vLLM.
+"""Fig. 1 (right): memory and throughput against the batch, for a system that reserves 2048 slots a request and vLLM.
 
 Every point is a run of its own: so many requests at most, a queue that never empties, and the real scheduler and memory
 manager; memory is what the manager holds, averaged over time. Where it does not grow any more, memory is full. Time
 comes from the cost model, which this very figure calibrates: the throughput is no test of it."""
 
-from __future__ import annotations
-
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -18,8 +15,21 @@ from repro.engine.systems import system
 from repro.simulate.metrics import BatchAverage, UsageSamples
 from repro.simulate.profiles import cost_model
 from repro.simulate.serve import serve
-from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, paper, plotting
+from repro.studies.base import (
+    Axes,
+    DataFrame,
+    Figure,
+    Judgement,
+    Parameters,
+    Point,
+    Rows,
+    house,
+    paper,
+    plotting,
+    where,
+)
 from repro.studies.common import Positive, Seeds, Some, about, check_serving, deployment_of, trace_of
+from repro.studies.measured import together
 
 TABLES = {"batches": ("system", "kv_gb", "limit", "seed")}
 MODEL = "opt-13b"
@@ -36,7 +46,7 @@ class Params(Parameters):
     lengths: str | None
 
     @model_validator(mode="after")
-    def _holds_a_request(self) -> Params:
+    def _holds_a_request(self) -> Self:
         for gb in self.kv_gb:
             check_serving(MODEL, "a100-2023", 16, _slots(gb))
         return self
@@ -99,12 +109,10 @@ def batch_at(
 
 @house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    import pandas as pd
-
     # The seeds of one limit differ a little in the batch that they reach: one place for all of them.
     shown = rows["batches"]
     shown = shown.assign(batch=shown.groupby(["system", "kv_gb", "limit"])["batch"].transform("mean"))
-    grid, full = shown[shown["kv_gb"] == params.kv_gb[0]], shown[shown["limit"] == max(params.limits)]
+    grid, full = where(shown, kv_gb=params.kv_gb[0]), where(shown, limit=max(params.limits))
     timed = grid.assign(evidence="modelled")
     theirs = paper.figure("fig1")
     memory = {EXISTING: theirs["memory_gb"]["existing"], "vllm": theirs["memory_gb"]["vllm"]}
@@ -118,7 +126,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     axes[1].set(ylabel="tokens/s", ylim=(0, None))
     for axis in axes:
         axis.set(xlabel="batched requests", xlim=(0, 43))
-    plotting.legend(figure, pd.concat([grid, timed]), with_paper=True)
+    plotting.legend(figure, together(grid, timed), with_paper=True)
     note = "Memory is replayed; time is modelled, calibrated on the right panel's points themselves"
     plotting.footer(figure, grid, with_paper=True, note=note)
     return {"fig01_batching": figure}
@@ -132,15 +140,8 @@ def _mark_full(axis: Axes, full: DataFrame) -> None:
 
 
 def judge(rows: Rows, params: Params) -> list[Judgement]:
-    full = rows["batches"][rows["batches"]["limit"] == max(params.limits)]
+    full = where(rows["batches"], limit=max(params.limits))
     full = full.groupby(["kv_gb", "system"])["batch"].mean().unstack().rename(columns={EXISTING: "existing"})
     held = [f"{gb:g} GB of K/V hold {row['existing']:.1f} and {row['vllm']:.1f}" for gb, row in full.iterrows()]
-    return [
-        Judgement(
-            "fig1-batch-at-40gb",
-            full.loc[params.kv_gb[0]].to_dict(),
-            "replayed",
-            {name: [full[name].min(), full[name].max()] for name in full},
-            facts={"held": ", ".join(held)},
-        )
-    ]
+    ours, ends = full.loc[params.kv_gb[0]].to_dict(), {name: [full[name].min(), full[name].max()] for name in full}
+    return [Judgement("fig1-batch-at-40gb", ours, "replayed", ends, facts={"held": ", ".join(held)})]

@@ -4,9 +4,7 @@ Nothing here is timed or random. Table 1 and Fig. 1 come from the architectures 
 off the contiguous memory manager while it serves the figure's two requests. Fig. 1's right half needs the engine and is
 not drawn here."""
 
-from __future__ import annotations
-
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import model_validator
 
@@ -47,7 +45,7 @@ class Params(Parameters):
     free: ClassVar = ("deployments",)
 
     @model_validator(mode="after")
-    def _chunks_hold_the_words(self) -> Params:
+    def _chunks_hold_the_words(self) -> Self:
         for (name, *texts), slots in zip(REQUESTS, self.chunk_slots):
             words = len(" ".join(texts).split())
             if slots < words or slots & (slots - 1):
@@ -118,10 +116,8 @@ def _group(request_id: int, prompt: int, output: int) -> SequenceGroup:
 
 def exact_claim(claim: str) -> list[dict[str, Any]]:
     """One row for each key of a claim that is pure arithmetic (`repro.report.claims.arithmetic`)."""
-    return [
-        about("exact") | {"claim": claim, "key": ".".join(path), "value": value}
-        for path, value in leaves(COMPUTE[claim]())
-    ]
+    shared, found = about("exact") | {"claim": claim}, leaves(COMPUTE[claim]())
+    return [shared | {"key": ".".join(path), "value": value} for path, value in found]
 
 
 def judge(rows: Rows, params: Params) -> list[Judgement]:
@@ -192,11 +188,8 @@ def _draw_table1(table: DataFrame) -> Figure:
     handles = [plotting.Patch(facecolor=color, label=name) for name, color in colors.items()]
     handles.append(plotting.Patch(facecolor="none", edgecolor="#555555", linewidth=1.2, label="as printed"))
     figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
-    note = (
-        "Weights from the architecture (GB = 10^9 bytes), slots from the printed KV memory (GB read as 2^30 bytes); "
-        "hollow: Table 1's digits"
-    )
-    plotting.footer(figure, table, note=note)
+    ours = "Weights from the architecture (GB = 10^9 bytes), slots from the printed KV memory (GB read as 2^30 bytes)"
+    plotting.footer(figure, table, note=f"{ours}; hollow: Table 1's digits")
     return figure
 
 
@@ -220,16 +213,12 @@ def _draw_chunks(chunks: DataFrame) -> Figure:
     axes[0].text(gap, 0, "free", fontsize=7.5, color="#555555", **_MIDDLE)
     axes[0].set(xlim=(0, pool), ylim=(-0.4, 0.4), xlabel="slot of the pool", yticks=[])
     axes[0].grid(visible=False)
-    handles = [
-        plotting.Patch(facecolor=plotting.PIECES[piece][1], label=plotting.PIECES[piece][0]) for piece in _PIECES
-    ]
+    looks = [plotting.PIECES[piece] for piece in _PIECES]
+    handles = [plotting.Patch(facecolor=color, label=text) for text, color, _ in looks]
     handles.append(plotting.Patch(facecolor="white", edgecolor="#888888", label="external fragmentation"))
     figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
-    note = (
-        "Slots as counted by the contiguous memory manager; the width of the gap between the two chunks is ours, the "
-        "paper gives none"
-    )
-    plotting.footer(figure, chunks, note=note)
+    gap = "the width of the gap between the two chunks is ours, the paper gives none"
+    plotting.footer(figure, chunks, note=f"Slots as counted by the contiguous memory manager; {gap}")
     return figure
 
 

@@ -4,10 +4,8 @@ Both replay a trace through the real scheduler and memory manager and average ov
 without the drain after it. What the pool holds hardly depends on speed once requests queue up, so these numbers test
 the allocators, not the cost model; vLLM's two bars of Fig. 13 are the exception (see docs/fidelity.md)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 from pydantic import model_validator
 
@@ -47,7 +45,7 @@ class Params(Parameters):
     lengths: str | None
 
     @model_validator(mode="after")
-    def _holds_a_request(self) -> Params:
+    def _holds_a_request(self) -> Self:
         check_serving(self.model, self.profile, self.block_size, self.kv_slots)
         return self
 

@@ -4,8 +4,6 @@ Every state is read off `PagedKVCacheManager` with blocks of four slots, as in t
 the allocator's business: a state agrees with the figure's if it is the same up to the names of the blocks, with the
 same filled slots and reference counts. No token values and no times occur."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import starmap
 from typing import Any, ClassVar

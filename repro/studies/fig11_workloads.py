@@ -4,10 +4,8 @@ Every other experiment replays such traces, so this one shows what they are: the
 shares up to each length, and how the output goes with the prompt, which the paper does not print. The rows also carry
 each trace's card. Nothing is served here: no system, speed or memory is involved."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from pydantic import model_validator
@@ -41,7 +39,7 @@ class Params(Parameters):
     free: ClassVar = ("rate", "duration_s", "seeds", "lengths")
 
     @model_validator(mode="after")
-    def _not_too_many(self) -> Params:
+    def _not_too_many(self) -> Self:
         check_arrivals(self.rate, self.duration_s, self.seeds[0])
         return self
 

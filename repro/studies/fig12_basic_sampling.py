@@ -4,8 +4,6 @@ Every system runs through the same scheduler and cost model, in virtual time. Wh
 system can serve; each crossing of 0.5 s/token is bisected on our own curve. One latency in each panel calibrates the
 model (vLLM's at the lowest drawn rate, see repro/simulate/a100-2023.toml); the crossings are predictions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal

@@ -1,7 +1,4 @@
-"""The paper's comparison measured on a GPU: saturated throughput of the five systems, and what their memory held
-meanwhile."""
-
-from __future__ import annotations
+"""The paper's comparison measured on a GPU: saturated throughput of five systems, and what their memory held."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,4 @@
-"""Fig. 14, 15 and 16 measured on a GPU: saturated throughput with several sequences a request, and with a
-shared prefix."""
-
-from __future__ import annotations
+"""Fig. 14 to 16 measured on a GPU: saturated throughput with several sequences a request, and with a shared prefix."""
 
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ whole prompt and holds it in every chunk. WMT16's own sentence lengths need a ne
 (see repro.workloads.translation), and the ratio of the two rates is shown under longer and shorter sentences and under
 every open assumption of the cost model."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated, Any, ClassVar
 

@@ -4,10 +4,8 @@ A prompt of 1024 tokens makes the buddy allocator round every Orca's chunk up to
 output: how many prompts are that long decides the figure. The paper does not say (see repro.workloads.chatbot), so the
 crossings are shown against that share, from conversations of two rounds to a single endless one."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
@@ -45,7 +43,7 @@ class Params(sweep.SweepParameters):
     free: ClassVar = ("seeds", "band_seeds", "lengths")
 
     @model_validator(mode="after")
-    def _compares(self) -> Params:
+    def _compares(self) -> Self:
         if "vllm" not in self.systems or len(self.systems) < 2:
             raise UserError(
                 f"systems = {list(self.systems)}: the figure compares vllm with others; name vllm and at least one more"

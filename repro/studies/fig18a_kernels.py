@@ -2,8 +2,6 @@
 
 The study knows no kernel: it reads experiments/recorded, whose rows `python -m repro bench kernels` makes."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from operator import itemgetter

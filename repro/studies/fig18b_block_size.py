@@ -1,7 +1,5 @@
 """Fig. 18b: how the block size changes latency, and its effects apart."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ pool at sequences' ends, so fewer requests run together (exact, and the same eve
 more look-ups and, where swapping moves blocks one by one, more transfers. Here kernels and swaps are ours: one launch
 moves all blocks. The paper has latencies at a rate, on another card."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

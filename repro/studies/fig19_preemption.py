@@ -1,7 +1,5 @@
 """Fig. 19: what swapping and recomputing a preempted request cost, alone and end to end."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from pathlib import Path

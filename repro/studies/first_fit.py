@@ -4,8 +4,6 @@ The other classical way to give each sequence one chunk. Nothing is rounded up u
 besides the reservation itself is external fragmentation: slots that are free, but not in one piece. Which lengths to
 reserve is the memory manager's policy; sequences and time are not known here."""
 
-from __future__ import annotations
-
 from bisect import insort
 
 from repro.engine.memory.buddy import BuddyAllocator

@@ -1,10 +1,7 @@
-"""What the studies of recorded or measured rows share: whose rows they are, how they are read, and multiples of what
-systems deliver.
+"""What the studies of recorded or measured rows share: whose rows they are, how they are read, and how drawn.
 
 Rows come from `python -m repro bench serving` and `python -m repro bench kernels`: this machine's own, or those
 recorded with the project (see `repro.bench.kept`). Nothing is measured here."""
-
-from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

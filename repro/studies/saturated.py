@@ -4,8 +4,6 @@ All requests are there from the beginning, more than a run can serve, so that me
 run. A step gives each of them a token; a prompt takes no step of its own. What a step takes in seconds is not known
 here."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

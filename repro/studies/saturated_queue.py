@@ -4,11 +4,9 @@ An article that explains PagedAttention does this with an interactive simulator 
 than it takes to repeat that, so ours stands on one set of assumptions, the same for all setups and stated in
 experiments/saturated_queue.yaml. Everything is counted in steps of the real scheduler and managers; no time occurs."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -52,7 +50,7 @@ class Params(Parameters):
     gpu: GpuOrNone
 
     @model_validator(mode="after")
-    def _fits(self) -> Params:
+    def _fits(self) -> Self:
         if not self.system_prompt <= self.shortest_prompt <= self.longest_prompt:
             raise UserError(
                 f"shortest_prompt = {self.shortest_prompt} must be from system_prompt = {self.system_prompt}, with "
@@ -108,11 +106,8 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     axes[0].set_ylabel("% of the slots")
     _throughput(axes[1], replays)
     plotting.memory_legend(figure)
-    note = (
-        "Hollow: as the explainer prints it. In brackets: declared max_tokens (2048 where none is given), or what "
-        "differs"
-    )
-    plotting.footer(figure, replays, note=note)
+    brackets = "declared max_tokens (2048 where none is given), or what differs"
+    plotting.footer(figure, replays, note=f"Hollow: as the explainer prints it. In brackets: {brackets}")
     return {"saturated_queue": figure, "saturated_queue_fragmentation": _fragmentation(rows["head"])}
 
 

@@ -1,15 +1,12 @@
-"""Does the simulator predict the real engine? Its throughput, latency, batch and memory against runs that it has not
-seen.
+"""Does the simulator predict the real engine? Its throughput, latency, batch and memory against runs it has not seen.
 
 On one machine the durations of steps are measured once, on a grid (`repro.bench.serving.calibrate`). Then the same
 scheduler and memory managers run in virtual time with those durations, and every run that was measured there is
 predicted: same trace, same window, same counting. Nothing is fitted to a run; docs/fidelity.md names the one choice
 that was made after runs had been predicted."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from pydantic import model_validator
 
@@ -18,13 +15,22 @@ from repro.harness.tables import ABOUT
 from repro.simulate.load import Load, predict
 from repro.simulate.step_times import StepTimes
 from repro.studies import measured
-from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, Series, house, plotting
+from repro.studies.base import (
+    Axes,
+    DataFrame,
+    Figure,
+    Judgement,
+    Parameters,
+    Point,
+    Rows,
+    Series,
+    house,
+    plotting,
+    where,
+)
 from repro.studies.common import Positive, Seed, Systems, deployment_of
 from repro.studies.fig12_measured import METRICS
 from repro.studies.measured import GREY, INTERVAL, Gpu
-
-if TYPE_CHECKING:
-    from repro.report.plotting import Style
 
 TABLES = {"runs": ("machine", "workload", "kind", "system", "n", "multiple", "world")}
 #: quantity -> (label, whether it is drawn on logarithmic axes)
@@ -49,7 +55,7 @@ class Params(Parameters):
     seed: Seed
 
     @model_validator(mode="after")
-    def _window(self) -> Params:
+    def _window(self) -> Self:
         Load("vllm", CPU_WORKLOAD, None, self.warm_s, self.stop_s)
         return self
 
@@ -147,7 +153,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     runs, looks = rows["runs"], plotting.styles(rows["runs"]["system"])
     on_gpu = runs[~runs["machine"].str.startswith("CPU")]
     typical = _typical(errors(on_gpu)) if len(on_gpu) else {}
-    real, simulated = (runs[runs["world"] == world].reset_index(drop=True) for world in ("real", "simulated"))
+    real, simulated = (where(runs, world=world).reset_index(drop=True) for world in ("real", "simulated"))
     figure, axes = plotting.panels([label for label, _ in QUANTITIES.values()], columns=4, width=3.1, height=2.9)
     for axis, (name, (_, logarithmic)) in zip(axes, QUANTITIES.items()):
         found = real[name].notna() & simulated[name].notna()
@@ -161,7 +167,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     return {"sim_vs_real": figure}
 
 
-def _draw_quantity(axis: Axes, real: DataFrame, predicted: Series, looks: dict[str, Style], logarithmic: bool) -> None:
+def _draw_quantity(axis: Axes, real: DataFrame, predicted: Series, looks: dict[str, Any], logarithmic: bool) -> None:
     """One marker a run, measured across and predicted up, over the line on which the two are equal."""
     from matplotlib.ticker import LogLocator, NullLocator
 

@@ -6,8 +6,6 @@ drawing and summing up are here. The crossing is bisected on our own curve, so i
 The module has `points` and `draw` like a study: of it, a kept result depends on what computed it only. Where the
 function of a point is a study's own, the study imports by name what it uses (repro.harness.sources)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

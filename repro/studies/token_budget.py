@@ -1,10 +1,8 @@
 """The token budget of chunked prefill, the batching of vLLM V1 (see `repro.engine.chunked`)."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import product
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 from pydantic import model_validator
@@ -48,7 +46,7 @@ class Params(Parameters):
     lengths: str | None
 
     @model_validator(mode="after")
-    def _budgets_can_be(self) -> Params:
+    def _budgets_can_be(self) -> Self:
         if list(self.budgets) != sorted(self.budgets):
             raise UserError(f"budgets = {list(self.budgets)} must go from the smallest to the largest")
         for budget in self.budgets:

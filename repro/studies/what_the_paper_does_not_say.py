@@ -6,8 +6,6 @@ are the paper's own curves (repro.report.paper), arithmetic, and short runs of f
 notebooks have the seeds and the sensitivity that this one leaves out. The table's words are in open_questions.yaml, its
 numbers and the pictures in `both_readings`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -161,9 +159,7 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     case, served = rows["swap"], rows["served_swapping"]
     bounded = all((table["swapped"] <= table["num_blocks"]).all() for table in (case, served))
     peaks = case.groupby("num_cpu_blocks")["swapped"].max()
-    in_service = [
-        f"at most {row.swapped:.0f} of {row.num_blocks:.0f} blocks at {row.rate:g} req/s" for row in served.itertuples()
-    ]
+    text = "at most {0.swapped:.0f} of {0.num_blocks:.0f} blocks at {0.rate:g} req/s"
     most = {"most": peaks[peaks.index.max()], "most_bounded": peaks[SWAP_CASE["num_blocks"]]}
-    facts = SWAP_CASE | most | {"in_service": ", ".join(in_service)}
+    facts = SWAP_CASE | most | {"in_service": ", ".join(map(text.format, served.itertuples()))}
     return [Judgement("swap-bounded-by-gpu", bounded, "replayed", facts=facts)]
