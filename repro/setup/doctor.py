@@ -1,7 +1,8 @@
 """What this machine has, and what can and cannot run on it and why: `make doctor`.
 
-Nothing heavy is imported except torch, which alone can say whether it reaches a GPU, and that in a process of its own:
-a broken installation is reported and not died of. The report works before set-up too, and changes nothing."""
+Everything is found out without importing anything heavy except torch, which alone can say whether it reaches a GPU; and
+even torch is imported only when the report is asked for, in a process of its own, so that a broken installation is
+reported and not died of. The report works before set-up too. It deliberately changes and installs nothing."""
 
 import json
 import os
@@ -9,18 +10,19 @@ import platform
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from repro.setup.environment import ROOT, nvidia_driver
 from repro.setup.machine import installed, output_of
 
 NEEDED = ("filelock", "jinja2", "joblib", "matplotlib", "numpy", "pandas", "papermill", "pydantic", "pyyaml", "seaborn")
-_FOR_MODELS = ("accelerate", "datasets", "gguf", "transformers", "triton")
-_TOOLS = ("grimp", "hypothesis", "jupyterlab", "nbconvert", "pytest", "ruff")
-PACKAGES = (*NEEDED, *_FOR_MODELS, *_TOOLS)
+PACKAGES = (*NEEDED, "accelerate", "datasets", "gguf", "transformers", "triton")  # for models
+PACKAGES += ("grimp", "hypothesis", "jupyterlab", "nbconvert", "pytest", "ruff")  # tools
 
+# Asked in a process of its own: a torch that does not fit the machine can crash rather than raise.
 TORCH_PROBE = """
 import json, torch
 cuda = torch.cuda.is_available()
@@ -34,7 +36,8 @@ print(json.dumps({
 """
 
 
-class Ability(NamedTuple):
+@dataclass(frozen=True)
+class Ability:
     """One kind of work: whether it can run here, and why (not)."""
 
     what: str
@@ -58,8 +61,7 @@ def probe_torch() -> dict[str, Any]:
         return {"error": "not installed"}
     how: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
     try:
-        command = [sys.executable, "-c", TORCH_PROBE]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+        done = subprocess.run([sys.executable, "-c", TORCH_PROBE], check=False, timeout=120, **how)
     except subprocess.TimeoutExpired:
         return {"error": "does not import within two minutes"}
     if done.returncode != 0:
@@ -89,7 +91,7 @@ def memory_bytes() -> int:
 
 
 def collect() -> dict[str, Any]:
-    """Return everything that the report says, as plain data; `abilities` is a list of {what, can_run, why}."""
+    """Return everything that the report says, as plain data (JSON can hold it); memory and disk are in bytes."""
     model = embedded_model()
     facts: dict[str, Any] = {
         "python": {"version": platform.python_version(), "executable": sys.executable},
@@ -104,7 +106,7 @@ def collect() -> dict[str, Any]:
         "model": str(model) if model else None,
         "hub": os.environ.get("HUB", "0") not in ("", "0"),
     }
-    facts["abilities"] = [ability._asdict() for ability in abilities(facts)]
+    facts["abilities"] = [asdict(ability) for ability in abilities(facts)]
     return facts
 
 
@@ -169,7 +171,8 @@ def report(facts: dict[str, Any]) -> str:
     ]
     lines = [f"{name:<16}{value}" for name, value in rows]
     lines += ["", "What can run here:"]
-    lines += [f"  {'yes' if one['can_run'] else 'no':<5}{one['what']:<46}{one['why']}" for one in facts["abilities"]]
+    for ability in facts["abilities"]:
+        lines.append(f"  {'yes' if ability['can_run'] else 'no':<5}{ability['what']:<46}{ability['why']}")
     return "\n".join(lines)
 
 

@@ -1,7 +1,7 @@
 """The process environment of every run: offline unless asked, and untouched by a reader's own settings.
 
-The command line and the tests apply it before anything else is imported, because the libraries read these variables
-when they are imported. It runs on Pythons that are too old for the rest."""
+It is applied by the command line and by the tests before anything else is imported, because the libraries read these
+variables when they are imported. Standard library only, and good for Pythons that are too old for the rest."""
 
 import os
 import shutil
@@ -20,7 +20,8 @@ def nvidia_driver() -> bool:
     if tool is None:
         return False
     try:  # the tool can be there without a driver, so ask it for a GPU
-        return subprocess.call([tool, "-L"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=20) == 0
+        done = subprocess.run([tool, "-L"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=20)
+        return done.returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
 
@@ -47,9 +48,14 @@ def prepare_environment(environ: "MutableMapping[str, str]", private: bool = Tru
     home_is_writable = is_writable(Path(os.path.expanduser("~")))
     if private or not home_is_writable:
         cache = Path(environ.get("REPRO_RESULTS_DIR") or ROOT / "results").resolve() / ".cache"
-        for kind in ("config", "data", "runtime"):
-            environ.setdefault(f"JUPYTER_{kind.upper()}_DIR", str(cache / "jupyter" / kind))
-        for name, folder in (("IPYTHONDIR", "ipython"), ("MPLCONFIGDIR", "matplotlib"), ("TRITON_CACHE_DIR", "triton")):
+        for name, folder in (
+            ("IPYTHONDIR", "ipython"),
+            ("JUPYTER_CONFIG_DIR", "jupyter/config"),
+            ("JUPYTER_DATA_DIR", "jupyter/data"),
+            ("JUPYTER_RUNTIME_DIR", "jupyter/runtime"),
+            ("MPLCONFIGDIR", "matplotlib"),
+            ("TRITON_CACHE_DIR", "triton"),
+        ):
             environ.setdefault(name, str(cache / folder))
         if not home_is_writable:
             environ.setdefault("HF_HOME", str(cache / "huggingface"))

@@ -46,7 +46,9 @@ def installed(package: str) -> str | None:
 
 
 def machine() -> dict[str, Any]:
-    """The code and machine of this process; what `git` and `nvidia-smi` would say is None without them."""
+    """The code and machine of this process: versions, commit, processor, graphics processors, UTC time, command.
+
+    `git` and `nvidia-smi` are asked if they are there; without them those entries are None."""
     status = output_of("git", "-C", str(ROOT), "status", "--porcelain")
     gpus = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
     return {

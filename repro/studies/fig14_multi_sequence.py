@@ -6,9 +6,11 @@ several sequences it matters how the host's cost divides between a request and i
 search costs besides; each is calibrated on one crossing (repro/simulate/a100-2023.toml: per_request_ms, beam_step_ms).
 Which beams survive is replayed from a recording of a real model (repro.simulate.beams)."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from pydantic import model_validator
 
@@ -35,7 +37,7 @@ class Params(sweep.SweepParameters):
     free: ClassVar = ("seeds", "beam_seeds", "methods")
 
     @model_validator(mode="after")
-    def _recorded(self) -> Self:
+    def _recorded(self) -> Params:
         check_samples(self.methods, ("alpaca",), self.widths, self.beams)
         return self
 
@@ -106,15 +108,11 @@ def points(params: Params) -> list[Point]:
 
 @house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    latency = rows["latency"]
-    curves, axes = plotting.panels(list(params.panels.values()), columns=len(params.widths), width=3.6, height=2.6)
-    for axis, panel in zip(axes, params.panels):
-        theirs = sweep.drawn("fig14", panel, params.systems)
-        sweep.draw_curves(axis, where(latency, panel=panel), theirs)
-    plotting.legend(curves, latency, with_paper=True)
-    request = "the host's cost of a request, on vLLM's crossing with 6 parallel samples"
-    note = f"Calibrated: {request}; that of a beam step, on vLLM's with 6 beams"
-    plotting.footer(curves, latency, with_paper=True, note=note)
+    note = (
+        "Calibrated: the host's cost of a request, on vLLM's crossing with 6 parallel samples; that of a beam step, on "
+        "vLLM's with 6 beams"
+    )
+    curves = sweep.draw_panels(rows["latency"], "fig14", params.panels, len(params.widths), note)
     figures = {"fig14_multi_sequence": curves}
     if params.crossings and not paper.figure("fig14").keys().isdisjoint(params.panels):
         note = "Hollow: copying beams takes no time" if "beam" in params.methods else ""

@@ -6,10 +6,12 @@ the prompt's share of the memory: it follows from the lengths, and from how prom
 share what they have in common, which depends on the beams that a model keeps: those are replayed from a recording
 (repro.simulate.beams)."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import model_validator
@@ -21,9 +23,9 @@ from repro.engine.systems import system
 from repro.simulate.beams import KINDS, Turnover, recording
 from repro.simulate.metrics import UsageSamples
 from repro.studies import sweep
-from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting, where
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting
 from repro.studies.common import WORKLOAD_LABEL, Positive, Seeds, Some, Workloads, deployment_of, trace_of
-from repro.studies.measured import above
+from repro.studies.sweep import Setup
 from repro.workloads import Trace
 
 TABLES = {"saving": ("method", "workload", "width", "seed", "dependence", "turnover")}
@@ -56,7 +58,7 @@ class Params(Parameters):
     free: ClassVar = ("seeds", "lengths", "methods")
 
     @model_validator(mode="after")
-    def _recorded(self) -> Self:
+    def _recorded(self) -> Params:
         check_samples(self.methods, self.workloads, self.widths, self.beams)
         for share in self.turnovers:
             Turnover(share)
@@ -166,7 +168,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     titles = [f"{METHODS[method]}, {WORKLOAD_LABEL[workload]}" for method, workload in shown]
     figure, axes = plotting.panels(titles, columns=len(params.workloads), width=4.2)
     for axis, (method, workload) in zip(axes, shown):
-        _draw_panel(axis, where(found, method=method, workload=workload), method, workload)
+        _draw_panel(axis, found[(found["method"] == method) & (found["workload"] == workload)], method, workload)
     dots = ". Dots: made-up shares of beams replaced at each step" if "beam" in params.methods else ""
     note = f"Cross: prompt and output lengths independent{dots}"
     plotting.footer(figure, recorded(found), with_paper=True, note=note)
@@ -175,18 +177,19 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
 
 def _draw_panel(axis: Axes, rows: DataFrame, method: str, workload: str) -> None:
     color, widths, printed = plotting.STYLE["vllm"].color, list(dict.fromkeys(rows["width"])), PAPER[method, workload]
+    above = {"xytext": (0, 3), "textcoords": "offset points", "ha": "center", "fontsize": 8}
     # One bar a width; `plotting.bars` has one a system.
     for place, width in enumerate(widths):
-        here = where(rows, width=width)
+        here = rows[rows["width"] == width]
         values, left, right = recorded(here)["saving"], place - 0.2, place + 0.2
         mean = values.mean()
         axis.bar(left, mean, 0.38, color=color, alpha=0.75)
         plotting.whisker(axis, left, values)
-        above(axis, f"{mean:.1f}", left, values.max(), 3, fontsize=8)
+        axis.annotate(f"{mean:.1f}", (left, values.max()), **above)
         if width in printed:
             axis.bar(right, printed[width], 0.38, facecolor="none", edgecolor=color, linewidth=1.3)
-            above(axis, f"{printed[width]:g}", right, printed[width], 3, fontsize=8, color="#555555")
-        other, made_up = where(here, dependence=INDEPENDENT)["saving"], here[here["turnover"].notna()]
+            axis.annotate(f"{printed[width]:g}", (right, printed[width]), color="#555555", **above)
+        other, made_up = here[here["dependence"] == INDEPENDENT]["saving"], here[here["turnover"].notna()]
         axis.plot([place - 0.06] * len(other), other, "x", color="black", markersize=5)
         axis.plot([place - 0.34] * len(made_up), made_up["saving"], ".", color="black", markersize=4)
         beside = {"xytext": (-3, 0), "textcoords": "offset points", "ha": "right", "va": "center", "fontsize": 6.5}
@@ -201,14 +204,14 @@ def _draw_panel(axis: Axes, rows: DataFrame, method: str, workload: str) -> None
 def judge(rows: Rows, params: Params) -> list[Judgement]:
     judgements = []
     for method in params.methods:
-        of_method = where(rows["saving"], method=method)
+        of_method = rows["saving"][rows["saving"]["method"] == method]
         for workload, widths in (("alpaca", params.widths), ("sharegpt", (2, 6))):
-            here = where(of_method, workload=workload)
+            here = of_method[of_method["workload"] == workload]
             ours, ends = (
                 {width: values[width] for width in widths}
                 for values in sweep.spread(recorded(here), "width", of="saving")
             )
-            other, beams = where(here, dependence=INDEPENDENT), recording(KINDS[workload])
+            other, beams = here[here["dependence"] == INDEPENDENT], recording(KINDS[workload])
             facts = {
                 "apart": {width: round(value, 1) for width, value in zip(other["width"], other["saving"])},
                 "rate": params.rate_sharegpt,
@@ -219,7 +222,7 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
             if workload == "sharegpt":
                 claim, ours, ends = f"sharing-{method}-sharegpt", list(ours.values()), list(ends.values())
             judgements.append(Judgement(claim, ours, "replayed", ends, facts=facts))
-        alpaca = recorded(where(of_method, workload="alpaca"))
+        alpaca = recorded(of_method[of_method["workload"] == "alpaca"])
         if method == "beam":
             means = alpaca.groupby("width")["saving"].mean()
             judgements.append(Judgement("beam-sharing-up-to-55", means.max(), "replayed"))
