@@ -123,7 +123,10 @@ class Scheduler:
         """UserError if the group is beyond the caps of an iteration."""
         request, limit, most = group.request, self.config.max_num_batched_tokens, self.config.max_num_seqs
         if limit is not None and request.prompt_tokens > limit:
-            raise UserError(f"{request}: the prompt is more than max_num_batched_tokens = {limit}; raise that cap")
+            raise UserError(
+                f"{request}: its prompt of {request.prompt_tokens} tokens does not fit into an iteration of "
+                f"max_num_batched_tokens = {limit}; raise that cap"
+            )
         if len(group.seqs) > most:
             raise UserError(f"{request} has more sequences than max_num_seqs = {most}; raise that cap")
 

@@ -18,10 +18,10 @@ from repro.engine.scheduler import PreemptionMode
 from repro.engine.sequence import SamplingParams
 from repro.engine.systems import SYSTEMS
 from repro.llm import LLM, models
+from repro.llm.definition import generate
 from repro.llm.model_runner import ModelRunner
 from repro.llm.pool import PoolSize
 from repro.studies.decoding_equivalence import PROMPTS as SENTENCES
-from repro.studies.decoding_equivalence import generate
 
 TINY = transformers.LlamaConfig(
     hidden_size=32,
