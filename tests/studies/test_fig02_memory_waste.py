@@ -4,10 +4,10 @@ paper's."""
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import nbformat
 import pytest
+from loads import parameters
 
 from repro.engine.config import DEPLOYMENTS
 from repro.engine.errors import UserError
@@ -20,7 +20,7 @@ from repro.studies import fig02_memory_waste as study
 @pytest.mark.parametrize(
     "changes, named",
     [
-        (dict(usage_rate=0.0), "usage_rate = 0.0"),
+        (dict(usage_rate=0.0), "'usage_rate' must be above 0, not 0.0"),
         (dict(usage_rate=float("nan")), "nan"),
         (dict(duration_s=-5.0), "-5.0"),
         (dict(seeds=()), "seeds"),
@@ -31,17 +31,16 @@ from repro.studies import fig02_memory_waste as study
         (dict(block_size=24), "block_size = 24"),
         (dict(block_size=512), "block_size = 512"),
         (dict(kv_slots=2048), "kv_slots = 2048"),
-        (dict(kv_slots=0), "kv_slots = 0"),
+        (dict(kv_slots=0), "num_gpus = 1 and kv_slots = 0 must both be at least 1"),
     ],
 )
 def test_bad_parameters_are_refused_by_name(changes, named):
     with pytest.raises(UserError, match=named):
-        replace(study.Params(), **changes)
+        parameters("fig02_memory_waste", **changes)
 
 
 def saturated(name, **changes):
     arguments = dict(
-        part="fig02",
         system=system(name),
         model="opt-13b",
         workload="sharegpt",
@@ -57,7 +56,7 @@ def saturated(name, **changes):
 
 
 def test_pieces_add_up_and_order_the_systems():
-    rows = {name: saturated(name) for name in study.Params().systems}
+    rows = {name: saturated(name) for name in parameters("fig02_memory_waste").systems}
     for row in rows.values():
         assert sum(row[piece] for piece in PIECES) == pytest.approx(100)
     states = [rows[name]["token_states"] for name in ("orca-max", "orca-pow2", "orca-oracle", "vllm")]
@@ -98,7 +97,7 @@ run = experiment.open("fig02_memory_waste", scale="smoke", overrides={{"systems"
 rows = run.rows()
 figures = run.draw(rows)
 assert run.judge(rows).empty
-usage = rows[rows["part"] == "fig02"].set_index("system")
+usage = rows["pool"].set_index("system")
 print("internal", round(usage.loc["orca-mine", "internal"], 6), sorted(figures))
 """
     outputs = []

@@ -57,7 +57,7 @@ def test_recorded_block_sizes_swapping_and_recomputing_serve_alike_and_large_blo
     assert {8, 16, 32, 64, 128, 256} <= set(apart) and max(map(abs, apart.values())) < 10
     rates = rows.groupby(["workload", "block_size"])["tokens_per_s"].mean()
     held = rows.groupby(["workload", "block_size"])["token_states"].mean()
-    for workload in fig18b_measured.WORKLOADS:
+    for workload in ("sharegpt", "alpaca"):
         assert rates[workload].idxmax() in (8, 16, 32) and held[workload].is_monotonic_decreasing
     assert rates["alpaca"][256] / rates["alpaca"].max() < 0.7 < rates["sharegpt"][256] / rates["sharegpt"].max()
 
