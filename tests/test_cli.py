@@ -257,6 +257,14 @@ def test_ctrl_c_says_how_to_go_on(project: FakeProject) -> None:
     assert not list(points.glob(".in-flight*"))  # the kernel ended in good order
 
 
+def test_lengths_of_the_hub_are_no_file(project: FakeProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The study's own source finds them (docs/workloads.md)."""
+    monkeypatch.setenv("JOBS", "1")
+    assert main(["run", "tiny", "--scale", "smoke", "--lengths", "hub"]) == 0
+    manifest = json.loads((project.folder / "results" / "custom" / "tiny" / "manifest.json").read_text())
+    assert manifest["parameters"]["lengths"] == "hub"
+
+
 @pytest.mark.parametrize(
     "arguments, said",
     [

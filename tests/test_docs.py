@@ -16,8 +16,6 @@ from repro.cli import main
 from repro.setup.environment import ROOT
 
 PAGES = {page.name: page.read_text(encoding="utf-8") for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
-BROKEN = re.compile(r"`[^`\n]+\n[^`\n]+`")
-TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 #: what docs/extending.md and docs/a100.md have the reader make
 MADE_BY_THE_READER = re.compile(
     r"^(experiments|notebooks|repro/studies)/(mine|<stem>)\.|^experiments/recorded/a100-80gb$"
@@ -55,20 +53,31 @@ def test_every_test_file_is_named_by_its_path(page: str) -> None:
     assert found(r"(?<![\w/])test_\w+\.py", PAGES[page]) == []
 
 
+def commands(text: str, pattern: str) -> list[tuple[str, ...]]:
+    """What a pattern finds at the beginning of a line of code, fenced, indented or inline."""
+    plain = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    inline = [span.replace("\n", " ") for span in re.findall(r"`([^`]+)`", plain)]
+    lines = [
+        *re.findall(r"```\w*\n(.*?)```", text, re.DOTALL),
+        *re.findall(r"^    (.+)$", plain, re.MULTILINE),
+        *inline,
+    ]
+    return re.findall(pattern, "\n".join(lines), re.MULTILINE)
+
+
 def test_every_make_target_and_setting_exists(page: str) -> None:
-    commands = found(r"(?:`|^|HUB=1 )make ((?:[a-z]+\b)?(?: ?[A-Z]+=)?)", PAGES[page].replace("\n", " \n"))
-    assert {target for command in commands for target in re.findall(r"[a-z]+", command)} <= TARGETS
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for setting in found(r"make [a-z]+ ([A-Z]+)=", PAGES[page]):
-        assert f"$({setting})" in makefile or setting in ("BUDGET", "HUB"), setting  # these go through the environment
+    targets = re.findall(r"^([a-z]+):", makefile, re.MULTILINE)
+    for target, settings in commands(PAGES[page], r"^(?:[A-Z]+=\S+ )?make( [a-z]+)?((?: [A-Z]+=\S+)*)"):
+        assert not target or target.strip() in targets, target
+        for setting in re.findall(r"([A-Z]+)=", settings):
+            assert f"$({setting})" in makefile or setting == "BUDGET", setting  # BUDGET goes through the environment
 
 
 def test_every_command_and_option_exists(page: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = BROKEN.sub(lambda code: code[0].replace("\n", " "), PAGES[page])
-    commands = re.findall(r"python3? -m repro (?!\.\.\.)([a-z][^`\n|#]*)", text)
-    for command in commands:
-        words = command.split()
-        called = words[:2] if words[0] == "bench" and len(words) > 1 and words[1] in BENCHMARKS else words[:1]
+    for command in commands(PAGES[page], r"^(?:.*/)?python3? -m repro ([a-z].*)"):
+        words = command.partition("#")[0].split()
+        called = words[:2] if words[0] == "bench" and words[1:] and words[1] in BENCHMARKS else words[:1]
         with pytest.raises(SystemExit) as ended:
             main([*called, "--help"])
         assert ended.value.code == 0, command
