@@ -27,7 +27,7 @@ class Folders:
     experiments: Path
     notebooks: Path
     points: Path  # results/: one folder per experiment, one small file per point below it
-    results: Path  # rows.csv, manifest.json and the executed notebook, one folder per experiment
+    results: Path  # tables, manifest.json and the executed notebook, one folder per experiment
     figures: Path
 
     def of_points(self, stem: str) -> Path:
