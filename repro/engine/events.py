@@ -2,9 +2,8 @@
 
     arrive   a request entered the queue                  admit    it got memory and runs its prompt (tokens)
     append   its sequences got new blocks (blocks)        copy     blocks copied on write or by a beam fork (blocks)
-    preempt  it was driven out (requester, mode, tokens lost or blocks moved)
     resume   it was swapped in (blocks)                   fork     beams were re-parented (parents)
-    finish   it ended (tokens)
+    finish   it ended (tokens)                            preempt  it was driven out (requester, mode, tokens or blocks)
 
 Iterations, not seconds: the scheduler does not know the time."""
 

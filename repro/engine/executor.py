@@ -37,5 +37,4 @@ class ParentChoices(Protocol):
 
     def parents(self, request_id: int, width: int, step: int) -> list[int] | None:
         """The beam that each beam continues after decoding step `step` (0 is the first one); None if each its own.
-
         Survivors keep their places: parents[p] == p for every p in the list."""

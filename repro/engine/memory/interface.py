@@ -111,10 +111,8 @@ class KVCacheManager(ABC):
 
     @abstractmethod
     def fork(self, group: SequenceGroup, parents: list[int], num_tokens: int) -> list[CacheOp]:
-        """After a beam step, let sequence i continue the contents of sequence `parents[i]` (both counted before).
-
-        A parent that survives must keep its place: parents[p] == p for every p in parents. The copies returned belong
-        to the next iteration, since this one has run already."""
+        """After a beam step, let sequence i continue what sequence `parents[i]` held. A parent that survives keeps its
+        place: parents[p] == p for every p in parents. The copies returned belong to the next iteration."""
 
     def copies(self, group: SequenceGroup, parents: list[int], num_tokens: int) -> list[CacheOp]:
         """Copies of the blocks that hold `num_tokens` tokens, from sequence `parents[i]` to each sequence i."""
