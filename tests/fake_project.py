@@ -139,10 +139,10 @@ class FakeProject:
         assert text.count(old) == 1
         self.write_study(text.replace(old, new))
 
-    def add_experiment(self, stem: str, params: str = "") -> None:
+    def add_experiment(self, stem: str, fault: str = "null") -> None:
         """Another experiment with the same study, drawn under the same name."""
         (self.folder / self._package / f"{stem}.py").write_text(f"from {self._package}.tiny import *\n")
-        (self.folder / "experiments" / f"{stem}.yaml").write_text(PARAMETERS.replace("params:\n", f"params:\n{params}"))
+        (self.folder / "experiments" / f"{stem}.yaml").write_text(PARAMETERS.replace("fault: null", f"fault: {fault}"))
         self.write_notebook(*(cell.replace('"tiny"', f'"{stem}"') for cell in CELLS), stem=stem)
 
     def write_notebook(self, *cells: str, stem: str = "tiny", tags: tuple[str, ...] = ("parameters",)) -> Path:

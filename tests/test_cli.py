@@ -40,7 +40,7 @@ def written(project: FakeProject) -> list[str]:
 
 
 def test_reproduce_goes_on_after_a_failure(project: FakeProject, capfd: pytest.CaptureFixture[str]) -> None:
-    project.add_experiment("failing", "  fault: user\n")
+    project.add_experiment("failing", fault="user")
     assert main(["reproduce"]) == 1
     output = capfd.readouterr()
     assert "repro: failing: one(rate=2.0, seed=0" in output.err and "Traceback" not in output.err
@@ -274,7 +274,7 @@ def test_lengths_of_the_hub_are_no_file(project: FakeProject, monkeypatch: pytes
         (["run", "tiny", "-p", "seeds=1"], "parameter 'seeds' must be a list"),
         (["run", "tiny", "-p", "seeds=[1"], "not valid YAML"),
         (["run", "tiny", "-p", "seeds"], "must have the form name=value"),
-        (["run", "tiny", "-p", "rates=[.nan]"], "parameter 'rates' must be a finite number, not nan"),
+        (["run", "tiny", "-p", "rates=[.nan]"], "parameter 'rates' must be a list, each entry a finite number, not"),
         (["run", "tiny", "-p", "rates=[-1]"], "rates must be positive"),
         (["run", "tiny", "--scale", "large"], "unknown scale 'large'; known: paper, smoke"),
         (["run", "tiny", "--lengths", "no.csv"], "there is no lengths file no.csv"),
