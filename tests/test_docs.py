@@ -122,9 +122,11 @@ def test_the_engine_on_the_first_page_is_the_engine() -> None:
     assert len(lines) == 8 and "The engine in eight lines" in PAGES["README.md"]
 
 
-def test_code_on_the_pages_is_python(page: str) -> None:
+def test_code_on_the_pages_is_python_and_imports_what_exists(page: str) -> None:
     for block in re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL):
-        ast.parse(block)
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("repro."):
+                assert [name.name for name in node.names if not exists(f"{node.module}.{name.name}")] == []
 
 
 def test_no_line_is_too_wide(page: str) -> None:

@@ -5,9 +5,10 @@ defined in modules of studies; any other module of the project that such a name 
 it imports. The reason: a study's module holds what computes beside what draws and judges, and only the first may cost a
 new computation; everywhere else the coarse rule is the one that misses nothing.
 
-Imports inside functions count. Comments, docstrings, imports for type checkers and the annotations of a function's
-arguments lead nowhere. Data files beside a reached module count by content, a name that `repro` offers lazily as what
-it stands for. Installed libraries do not count (the manifest has their versions), nor imports by a computed name."""
+Imports inside functions count. Comments, docstrings and imports for type checkers do not: a change of them computes
+nothing again. Names in the annotations of arguments are not followed. Data files beside a reached module count by
+content, a name that `repro` offers lazily as what it stands for. Installed libraries do not count (the manifest has
+their versions), nor imports by a computed name."""
 
 from __future__ import annotations
 
