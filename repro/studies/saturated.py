@@ -172,10 +172,10 @@ def replay(name: str, setup: Setup, load: Load, seed: int) -> dict[str, Any]:
 
 def head_of_queue(load: Load, seed: int) -> list[dict[str, Any]]:
     """The oracle's next request, its free slots and their largest piece at each of the first 300 counted steps."""
-    setup, load = SETUPS["oracle"], replace(load, steps=min(load.steps, 300))
-    queue, trace_hash = requests(setup, load, seed)
+    setup = SETUPS["oracle"]
+    queue, trace_hash = requests(setup, load, seed)  # the whole queue, as the other runs have it
     origin = {"setup": "oracle", **about("replayed", seed=seed), "trace_hash": trace_hash}
     return [
         {**origin, "step": output.iteration, **dict(zip(("needed", "free_slots", "largest_run"), head(scheduler)))}
-        for scheduler, output in steps(setup, load, queue)
+        for scheduler, output in steps(setup, replace(load, steps=min(load.steps, 300)), queue)
     ]
