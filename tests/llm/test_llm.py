@@ -12,6 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from tiny import TINY
+
 from repro.engine.config import MODELS
 from repro.engine.errors import UserError
 from repro.engine.scheduler import PreemptionMode
@@ -22,20 +24,6 @@ from repro.llm.definition import generate
 from repro.llm.model_runner import ModelRunner
 from repro.llm.pool import PoolSize
 from repro.studies.decoding_equivalence import PROMPTS as SENTENCES
-
-TINY = transformers.LlamaConfig(
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    vocab_size=101,
-    intermediate_size=48,
-    max_position_embeddings=64,
-    initializer_range=0.3,
-    bos_token_id=None,
-    eos_token_id=None,
-    pad_token_id=None,
-)
-
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,7 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
+
+from tiny import TINY
 
 import repro.simulate.beams
 from repro.bench.beams import Beams, batches, parents_of, prompts, prompts_hash
@@ -156,19 +158,7 @@ class _Letters:
 
 
 def _tiny(num_blocks: int) -> LLM:
-    config = transformers.LlamaConfig(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        vocab_size=101,
-        intermediate_size=48,
-        max_position_embeddings=64,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
-    model = dataclasses.replace(models.from_config(config, "tiny"), tokenizer=_Letters())
+    model = dataclasses.replace(models.from_config(TINY, "tiny"), tokenizer=_Letters())
     return LLM(model, pool=PoolSize(num_blocks=num_blocks), block_size=4, quiet=True)
 
 
