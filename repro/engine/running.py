@@ -13,62 +13,59 @@ from collections.abc import Iterable, Iterator
 from repro.engine.sequence import Sequence, SequenceGroup, Status, by_arrival
 
 
-class RunningSet:
+Entry = tuple[int, int, SequenceGroup]  # the iteration in which a group ends, its running number, the group
+
+
+class RunningSet(dict[SequenceGroup, Entry]):
     """Running groups in the order in which they entered. `block_size` None: memory that does not grow by the token.
 
     `num_seqs` counts their live sequences; `beams` are the groups that search for beams."""
 
     def __init__(self, block_size: int | None) -> None:
+        super().__init__()
         self.num_seqs = 0
         self.beams: dict[SequenceGroup, None] = {}
         self._grows = block_size is not None
-        self._entries: dict[SequenceGroup, tuple[int, int, SequenceGroup]] = {}
-        self._calendar: list[tuple[int, int, SequenceGroup]] = []  # sorted: (end, running number, group)
+        self._calendar: list[Entry] = []  # sorted
         self._numbers = itertools.count()
         self._ahead = 0  # sum over sequences of (stored tokens - iteration), which is constant while they run
         # Iteration modulo the block size -> whose tokens open blocks then, by arrival.
         self._opening: list[list[SequenceGroup]] = [[] for _ in range(block_size or 1)]
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __iter__(self) -> Iterator[SequenceGroup]:
-        return iter(self._entries)
-
-    def __contains__(self, group: SequenceGroup) -> bool:
-        return group in self._entries
-
     @property
     def latest(self) -> SequenceGroup:
         """The group that arrived last."""
-        return max(self._entries, key=by_arrival)
+        return max(self, key=by_arrival)
 
     # Who runs
 
     def enter(self, group: SequenceGroup, iteration: int) -> None:
         """Let a group run from `iteration` on."""
         group.status, group.running_since = Status.RUNNING, iteration
-        ahead = group.num_stored(0)
-        self.num_seqs += len(group.seqs)
-        self._ahead += len(group.seqs) * ahead
+        request, num_seqs = group.request, len(group.seqs)
+        ahead = request.prompt_tokens + group.generated_before - iteration
+        self.num_seqs += num_seqs
+        self._ahead += num_seqs * ahead
         if self._grows:
             insort(self._opening[(1 - ahead) % len(self._opening)], group, key=by_arrival)
-        if group.is_beam:
+        if request.sampling.use_beam_search:
             self.beams[group] = None
-        end = group.request.prompt_tokens + group.request.output_tokens - ahead
-        self._entries[group] = entry = (end, next(self._numbers), group)
+        end = request.prompt_tokens + request.output_tokens - ahead
+        self[group] = entry = (end, next(self._numbers), group)
         insort(self._calendar, entry)
 
     def leave(self, group: SequenceGroup, iteration: int, status: Status) -> None:
         """Take a group out before `iteration`; what becomes of it is its `status`."""
         ahead = group.num_stored(0)
-        self.num_seqs -= len(group.seqs)
-        self._ahead -= len(group.seqs) * ahead
+        num_seqs = len(group.seqs)
+        self.num_seqs -= num_seqs
+        self._ahead -= num_seqs * ahead
         if self._grows:
             self._opening[(1 - ahead) % len(self._opening)].remove(group)
-        self.beams.pop(group, None)
+        if self.beams:
+            self.beams.pop(group, None)
         self.complete(group)
-        del self._entries[group]
+        del self[group]
         group.generated_before += iteration - group.running_since
         group.status, group.running_since = status, None
 
@@ -82,13 +79,15 @@ class RunningSet:
 
     def complete(self, group: SequenceGroup) -> None:
         """Note that a group needs no more tokens. It stays until it leaves: a static batch computes it along."""
-        entry = self._entries[group]
+        entry = self[group]
         place = bisect_left(self._calendar, entry)
         if place < len(self._calendar) and self._calendar[place] is entry:
             del self._calendar[place]
 
     def ending(self, iteration: int) -> list[SequenceGroup]:
         """Groups that have their full length when `iteration` begins, but for those noted as complete."""
+        if not self._calendar or self._calendar[0][0] > iteration:
+            return []
         return [group for _, _, group in self._calendar[: bisect_left(self._calendar, (iteration + 1,))]]
 
     @property

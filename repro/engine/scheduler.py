@@ -201,7 +201,7 @@ class Scheduler:
             else:
                 self.manager.free_sequence(seq)
                 self.running.drop(group, seq)
-        return self._finish(ended + [group for group in ending if group not in ended])
+        return self._finish(ended + [group for group in ending if group not in ended] if ended else ending)
 
     # Running groups
 
