@@ -3,8 +3,9 @@
 Whether beams share blocks depends on which of them a model keeps, and that cannot be made up. The model runs through
 the project's own engine; what is kept are the parent choices that its scheduler logged, no text. Stop tokens are
 ignored, as in the paper's traces. The prompts were written for this purpose; their lengths are spread like those of the
-traces: 18 tokens on average for instructions, 112 and up to 611 for chat. When all is recorded (a few hours on a CPU),
-parents.json beside the rows is what `repro.simulate.beams` reads: copied over its own, simulations replay it."""
+traces: 18 tokens on average for instructions, 112 and up to 611 for chat. Plain text is paragraphs of this project's
+own documents, to be continued. When all is recorded (a few hours on a CPU), parents.json beside the rows is what
+`repro.simulate.beams` reads: copied over its own, simulations replay it."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -27,7 +28,7 @@ from repro.setup.machine import machine
 from repro.simulate.beams import FILE, FORMAT, WIDTHS
 
 #: output tokens to record for each kind of prompt; longer outputs repeat the later half (`Recording.parents` there)
-STEPS = {"instruction": 192, "chat": 256}
+STEPS = {"instruction": 1024, "chat": 1024, "text": 1024}
 MAX_NUM_SEQS = 256  # in a batch
 
 

@@ -9,8 +9,11 @@ Also here: recomputing 256 tokens of one sequence, at each block size, the other
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
+import torch
+from triton.testing import do_bench
 
 from repro.bench.rows import Row
 from repro.bench.serving.warm_engine import Durations, WarmEngine
@@ -22,6 +25,8 @@ from repro.simulate.load import BLOCK_SIZE, GREEDY
 SHORT_CONTEXT = 8
 #: tokens of a prompt at most; more are several prompts
 PROMPT = 512
+#: how prompts cost: sequences that decode beside them, and tokens of short ones
+PREFILL_SEQS, SHORT_PROMPTS = (0, 32, 128), (32, 128)
 RECOMPUTED_TOKENS = 256
 _SETTLE = 3  # steps that pass before a duration counts
 
@@ -86,8 +91,26 @@ def _decode(warm: WarmEngine, count: int, context: int, steps: int) -> Row:
     return _row(count, 0, float(np.mean(contexts)), float(np.median(seconds)))
 
 
-def _mixed(warm: WarmEngine, count: int, prompt: int, cycles: int) -> Row:
-    """A step of `count` short sequences (0: none) that prompts join, `prompt` tokens in all."""
+def prefill(warm: WarmEngine) -> Iterator[Row]:
+    """One row per number of prompt tokens, length of a prompt (the longest: all in one) and sequences that decode
+    beside: what the prompts add to a step, and the share of the matrix rate (of a large product) that this is."""
+    warm.use_blocks(BLOCK_SIZE)
+    tflops, longest = matrix_tflops(warm.loaded.dtype), warm.loaded.config.max_model_len - 1
+    for count, tokens, part in product(PREFILL_SEQS, TOKEN_BUCKETS, (longest, *SHORT_PROMPTS)):
+        if tokens > part or part == longest:
+            row = _mixed(warm, count, tokens, GPU_GRID.cycles, part)
+            share = 2 * warm.loaded.config.num_parameters * tokens / row["seconds"] / 1e12 / tflops
+            yield row | {"kind": "prefill", "prompt": min(part, tokens), "matrix_tflops": tflops, "share": share}
+
+
+def matrix_tflops(dtype: torch.dtype, size: int = 8192) -> float:
+    """Rate of a large square matrix product of random numbers, in 10^12 operations a second."""
+    a, b = (torch.randn(size, size, device="cuda", dtype=dtype) for _ in range(2))
+    return 2 * size**3 / (do_bench(lambda: a @ b, return_mode="median") / 1e3) / 1e12
+
+
+def _mixed(warm: WarmEngine, count: int, prompt: int, cycles: int, part: int = PROMPT) -> Row:
+    """A step of `count` short sequences (0: none) that prompts of up to `part` tokens join, `prompt` tokens in all."""
     durations = Durations()
     engine = warm.engine(durations)
     for index in range(count):
@@ -95,12 +118,12 @@ def _mixed(warm: WarmEngine, count: int, prompt: int, cycles: int) -> Row:
     for _ in range(_SETTLE + 1 if count else 0):
         engine.step()
     plain_s = _seconds(warm, engine, cycles) if count else 0.0
-    first, parts = len(durations.seconds), -(-prompt // PROMPT)
+    first, parts = len(durations.seconds), -(-prompt // part)
 
     def join(cycle: int) -> None:
-        for part in range(parts):
-            tokens = prompt * (part + 1) // parts - prompt * part // parts
-            engine.add(warm.submit(Request(1000 + cycle * parts + part, 0.0, tokens, 1, GREEDY)))
+        for index in range(parts):
+            tokens = prompt * (index + 1) // parts - prompt * index // parts
+            engine.add(warm.submit(Request(1000 + cycle * parts + index, 0.0, tokens, 1, GREEDY)))
 
     seconds = _seconds(warm, engine, cycles, 2 if count else 1, join)
     context = float(np.mean([context for _, context, *_ in durations.outputs[first:]]))

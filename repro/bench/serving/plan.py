@@ -83,6 +83,8 @@ def steps(warm: WarmEngine, recording: Recording, timing: dict[str, Timing], sys
         if generate.fits(warm):
             yield Step("generate/sharegpt", 150, lambda: [generate.generate_row(warm, "sharegpt")])
     yield Step("steps", 60, lambda: calibrate.cells(warm))
+    if warm.on_gpu:
+        yield Step("prefill", 45, lambda: calibrate.prefill(warm))
     for multiple, workload, name in product(MULTIPLES, timing, systems):
         yield latency(f"latency/{workload}/{name}/{multiple:g}", name, workload, multiple)
     if warm.on_gpu:
