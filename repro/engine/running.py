@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 
 from repro.engine.sequence import Sequence, SequenceGroup, Status, by_arrival
 
-
 Entry = tuple[int, int, SequenceGroup]  # the iteration in which a group ends, its running number, the group
 
 

@@ -93,7 +93,8 @@ def _decode(warm: WarmEngine, count: int, context: int, steps: int) -> Row:
 
 def prefill(warm: WarmEngine) -> Iterator[Row]:
     """One row per number of prompt tokens, length of a prompt (the longest: all in one) and sequences that decode
-    beside: what the prompts add to a step, and the share of the matrix rate (of a large product) that this is."""
+    beside: the seconds of such a step, and the share of the matrix rate (of a large product) at which its prompts are
+    computed."""
     warm.use_blocks(BLOCK_SIZE)
     tflops, longest = matrix_tflops(warm.loaded.dtype), warm.loaded.config.max_model_len - 1
     for count, tokens, part in product(PREFILL_SEQS, TOKEN_BUCKETS, (longest, *SHORT_PROMPTS)):
