@@ -95,7 +95,7 @@ _DESCRIPTIONS = (
         "serving",
         "the paper's comparison on this machine: five systems, sharing, block sizes, step times",
         "repro.bench.serving.plan:Serving",
-        ("saturated", "recompute", "generate", "steps", "prefill", "latency", "sharing", "prefix", "blocks"),
+        ("saturated", "recompute", "generate", "steps", "latency", "sharing", "prefix", "blocks", "prefill"),
         (
             _option("--device", "cuda or cpu (default: %(default)s)", default="cuda", choices=("cuda", "cpu")),
             _option("--model", "default: opt-13b on a GPU, smollm2 on a CPU"),

@@ -61,6 +61,7 @@ def planned(monkeypatch):
     monkeypatch.setattr(
         calibrate, "cells", lambda warm: (measured(10, kind="step", seqs=seqs, seconds=None) for seqs in range(6))
     )
+    monkeypatch.setattr(calibrate, "prefill", lambda warm: [measured(10, kind="prefill", seconds=None)])
     monkeypatch.setattr(run, "time", clock)
     state.steps = lambda rows, timing=TIMING, systems=FEW: plan.steps(fake, rows, timing, systems)
     state.work = lambda rows, budget_s=1e9, **others: run.work_through(
@@ -93,10 +94,10 @@ def test_the_order_is_that_of_what_a_point_tells_and_systems_take_turns(planned,
     assert keys[77:81] == [f"prefix/{prefix}/{name}" for prefix in (80, 341) for name in ("vllm", "orca-oracle")]
     assert (
         keys[81:84] == ["blocks/16/sharegpt/recompute", "blocks/16/sharegpt/swap", "blocks/16/alpaca"]
-        and len(keys) == 81 + 3 * 7
+        and len(keys) == 81 + 3 * 7 + 1
     )
     assert {key.partition("/")[0] for key in keys} == set(BENCHMARKS["serving"].kinds)
-    assert {rows.find(key)["kind"] for key in keys[53:]} == {"sharing", "prefix", "blocks"}
+    assert {rows.find(key)["kind"] for key in keys[53:]} == {"sharing", "prefix", "blocks", "prefill"}
     assert len([row for row in rows.rows if row["key"] == "steps"]) == 6
     found = rows.find("latency/sharegpt/vllm/0.8")
     assert found["rate"] == pytest.approx(0.8 / 3) and found["multiple"] == 0.8
@@ -184,7 +185,7 @@ def test_the_hash_of_the_code_knows_all_that_measures_and_the_setting():
     assert run.hash_of("1", dict(model="a", device="x")) != run.hash_of("1", dict(model="b", device="x"))
     assert run.hash_of("1", dict(model="a", device="x")) != run.hash_of("2", dict(model="a", device="x"))
     assert run.hash_of("1", dict(model="a", device="x")) == run.hash_of("1", dict(device="x", model="a"))
-    assert plan.Serving.measures == (calibrate.cells, calibrate.recompute_row, generate.generate_row)
+    assert plan.Serving.measures == (calibrate.cells, calibrate.prefill, calibrate.recompute_row, generate.generate_row)
 
 
 # The program

@@ -116,7 +116,7 @@ def test_the_packages_own_recording_is_whole():
         for width in WIDTHS:
             assert [len(text) for text in ours.texts[width]] == [width * manifest["num_steps"][kind]] * len(texts)
             assert 0.05 < ours.replaced_share(width) < 0.9
-    assert Path(repro.simulate.beams.__file__).with_name(FILE).stat().st_size < 1e6
+    assert Path(repro.simulate.beams.__file__).with_name(FILE).stat().st_size < 3e6  # it travels with the package
 
 
 def test_a_recording_of_300_prompts_is_read_in_no_time(tmp_path):

@@ -83,12 +83,11 @@ def steps(warm: WarmEngine, recording: Recording, timing: dict[str, Timing], sys
         if generate.fits(warm):
             yield Step("generate/sharegpt", 150, lambda: [generate.generate_row(warm, "sharegpt")])
     yield Step("steps", 60, lambda: calibrate.cells(warm))
-    if warm.on_gpu:
-        yield Step("prefill", 45, lambda: calibrate.prefill(warm))
     for multiple, workload, name in product(MULTIPLES, timing, systems):
         yield latency(f"latency/{workload}/{name}/{multiple:g}", name, workload, multiple)
     if warm.on_gpu:
         yield from (step for step, name in _sharing_and_blocks(warm, load_on) if name in systems)
+        yield Step("prefill", 45, lambda: calibrate.prefill(warm))
 
 
 def _sharing_and_blocks(warm: WarmEngine, load_on: Callable[..., Load]) -> Iterator[tuple[Step, str]]:
@@ -113,7 +112,7 @@ def _sharing_and_blocks(warm: WarmEngine, load_on: Callable[..., Load]) -> Itera
 
 
 class Serving(Benchmark):
-    measures = (calibrate.cells, calibrate.recompute_row, generate.generate_row)
+    measures = (calibrate.cells, calibrate.prefill, calibrate.recompute_row, generate.generate_row)
     method = (
         "Random weights, greedy or random samples, output lengths forced to the trace's, the K/V pool of Table 1. "
         "Beams are searched at every step and continue where a recorded model's did. Saturated runs: all requests at "
