@@ -80,21 +80,15 @@ def paged_attention(
     scaling: float | None = None,
     *,
     paged: PagedInputs | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
     **unused: object,
 ) -> tuple[Tensor, None]:
     """query [1, heads, tokens, dim], key and value [1, kv_heads, tokens, dim] -> [1, tokens, heads, dim].
 
     `scaling` is taken as given (OPT scales its queries itself and passes 1). The layer's pools are its attributes
-    `k_cache` and `v_cache` (see `attach`)."""
+    `k_cache` and `v_cache` (see `attach`). What is unused here was found harmless when the model was loaded (see
+    `acceptance`)."""
     if paged is None:
         raise UserError("a model loaded for the paged engine needs block tables; run it through TorchExecutor or LLM")
-    if sliding_window is not None:
-        raise UserError(f"sliding-window attention (window {sliding_window}) is not supported by the paged kernels")
-    if softcap is not None or s_aux is not None:
-        raise UserError("attention with capped logits or with sinks is not supported by the paged kernels")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = torch.ops.repro.paged_attention(q, k, v, module.k_cache, module.v_cache, *paged, scale)
@@ -106,7 +100,7 @@ AttentionInterface.register(IMPLEMENTATION, paged_attention)
 
 def attach(model: nn.Module, caches: list[Tensor]) -> None:
     """Give each attention layer its pools: `caches` alternates K and V, layer by layer."""
-    for module in model.modules():
+    for module in model.get_decoder().modules():
         index = getattr(module, "layer_idx", None)
         if index is not None:
             module.k_cache, module.v_cache = caches[2 * index], caches[2 * index + 1]

@@ -96,7 +96,7 @@ class TorchExecutor(Executor):
     def submit(self, request: Request, token_ids: Items[int] | np.ndarray) -> None:
         """The prompt of a request. UserError if it cannot be run: too long, unknown tokens, not its declared prefix."""
         prompt = np.asarray(token_ids, np.int64)
-        limit, vocabulary = self.loaded.config.max_model_len, self.loaded.model.config.vocab_size
+        limit, vocabulary = self.loaded.config.max_model_len, self.loaded.model.config.get_text_config().vocab_size
         name = f"request {request.request_id}"
         if len(prompt) != request.prompt_tokens or not len(prompt):
             raise UserError(

