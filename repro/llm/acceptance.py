@@ -25,7 +25,7 @@ _HARMLESS = {"paged", "scaling", "dropout", "sliding_window", "position_ids", "c
 _HARMLESS |= {"is_causal", "use_cache", "output_attentions", "logits_to_keep"}
 #: relative differences from rounding are below this; float32 is judged to the last layer, others where little adds up
 _ROUNDING = {torch.float32: 1e-3}
-_ROUNDING_OF_OTHERS, _CALLS_OF_OTHERS = 5e-2, 2
+_ROUNDING_OF_OTHERS, _CALLS_OF_OTHERS = 4e-3, 2
 
 
 class NotComputed(Exception):

@@ -80,7 +80,9 @@ class TorchExecutor(Executor):
 
         With `beams`, beams continue where it says and not where the model would: with random weights, all is computed
         as always and as much is shared as by the model that was recorded (see repro.simulate.beams). The model is given
-        this executor's pool: several executors may share a model, but only the one begun last runs."""
+        this executor's pool: several executors may share a model, but only the one begun last runs (another one's next
+        iteration is a UserError)."""
+        self._run = self.loaded.turns.begin()
         attach(self.loaded.model, self.store.caches)
         self.manager, self._replayed_beams = manager, beams
         self.builder = BatchBuilder(manager, self._max_num_seqs, manager.cdiv(self.loaded.config.max_model_len))
@@ -150,6 +152,7 @@ class TorchExecutor(Executor):
         return result
 
     def _execute(self, output: SchedulerOutput) -> StepResult:
+        self.loaded.turns.check(self._run)
         result = StepResult([])
         self.store.apply(output.cache_ops)
         for prefill in output.prefills:

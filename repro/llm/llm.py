@@ -8,10 +8,12 @@ Any system of `repro.engine.systems` runs through the same engine: `LLM("smollm2
 puts the parts together; it decides nothing about scheduling, memory or sampling."""
 
 import dataclasses
+import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
@@ -27,6 +29,7 @@ from repro.engine.sequence import Request, SamplingParams
 from repro.llm import models
 from repro.llm.executor import TorchExecutor
 from repro.llm.kv_store import KVStore
+from repro.llm.pace import settle
 from repro.llm.pool import PoolSize, boot_line
 from repro.llm.state import RequestState
 
@@ -109,8 +112,22 @@ class Generation:
         return shown.format(escape="html", precision=2).set_properties(**{"text-align": "left"}).to_html()
 
 
+def _taking_turns(call: Callable) -> Callable:
+    """Let calls that share a model, whatever their threads and engines, run one after the other."""
+
+    @functools.wraps(call)
+    def one_at_a_time(self: "LLM", *args: object, **options: object) -> object:
+        with self.loaded.turns.take():
+            return call(self, *args, **options)
+
+    return one_at_a_time
+
+
 class LLM:
     """A model with its pool. The constructor prints one line that says how large the pool is.
+
+    It may be used from several threads, and one LoadedModel by several LLMs: a call waits until no other runs on the
+    model. On a CPU the constructor times an iteration, and leaves torch with one thread where more are slower.
 
     `model`, `device`, `dtype`, `hub` as in `repro.llm.models.load`; `system` a name of repro.engine.systems; `pool` at
     most one of PoolSize's ways to size it; `swap_gib` of CPU memory take swapped groups (default: as much as the pool,
@@ -118,7 +135,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | models.LoadedModel = models.EMBEDDED,
+        model: str | Path | models.LoadedModel = models.EMBEDDED,
         *,
         system: str | systems.System = "vllm",
         device: str = "cpu",
@@ -135,10 +152,10 @@ class LLM:
         chosen = systems.system(system) if isinstance(system, str) else system
         self.system = chosen.with_scheduler(**scheduler)
         self.block_size = check_block_size(block_size)
-        loaded = models.load(model, device, dtype, hub=hub) if isinstance(model, str) else model
+        loaded = model if isinstance(model, models.LoadedModel) else models.load(model, device, dtype, hub=hub)
         if max_model_len is not None:
             if not 1 <= max_model_len <= loaded.config.max_model_len:
-                limit = loaded.config.max_model_len
+                limit = f"{loaded.config.max_model_len} {loaded.limit}".strip()
                 raise UserError(f"max_model_len = {max_model_len}: {loaded.config.name} takes from 1 to {limit}")
             loaded = dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, max_model_len=max_model_len))
         self.loaded, self.tokenizer = loaded, loaded.tokenizer
@@ -148,10 +165,12 @@ class LLM:
         swap_gib = min(self.num_blocks * gib_per_block, 4.0) if swap_gib is None else swap_gib
         self.num_cpu_blocks = int(swap_gib / gib_per_block)
         store = KVStore(config, self.num_blocks, block_size, self.num_cpu_blocks, loaded.dtype, loaded.device)
-        self.executor = TorchExecutor(
-            loaded, self._manager(), store, max_num_seqs=self.system.scheduler.max_num_seqs, graphs=graphs
-        )
-        self.boot_line = boot_line(config, loaded.device, loaded.dtype, self.num_blocks, block_size)
+        caps, pace = self.system.scheduler, None
+        with loaded.turns.take():
+            self.executor = TorchExecutor(loaded, self._manager(), store, max_num_seqs=caps.max_num_seqs, graphs=graphs)
+            if loaded.device.type == "cpu":
+                pace = loaded.turns.pace = settle(self.executor.runner.idle, loaded.turns.pace)
+        self.boot_line = boot_line(loaded, self._manager(), caps.max_num_batched_tokens, pace)
         if not quiet:
             print(self.boot_line)
 
@@ -160,6 +179,7 @@ class LLM:
             self.num_blocks, self.block_size, self.loaded.config.max_model_len, self.num_cpu_blocks
         )
 
+    @_taking_turns
     def generate(
         self,
         prompts: str | Iterable[str | list[int]],
@@ -218,7 +238,7 @@ class LLM:
         if not isinstance(prompt, str):
             return list(prompt)
         if self.tokenizer is None:
-            raise UserError(f"{self.loaded.config.name} has random weights and no tokenizer; give lists of token ids")
+            raise UserError(f"{self.loaded.config.name} has no tokenizer; give lists of token ids")
         return self.tokenizer(prompt)["input_ids"]
 
     def _result(self, prompt: str | list[int], state: RequestState, outcome: Outcome) -> RequestResult:

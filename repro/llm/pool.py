@@ -2,12 +2,17 @@
 
 A fixed size emulates another card: 12 GiB on any GPU is the pool that Table 1 leaves for OPT-13B on an A100."""
 
+import bisect
 from dataclasses import dataclass
 
 import torch
 
 from repro.engine.config import GIB, ModelConfig
 from repro.engine.errors import UserError
+from repro.engine.memory import KVCacheManager
+from repro.engine.sequence import Request, SamplingParams, SequenceGroup
+from repro.llm.models import LoadedModel
+from repro.llm.pace import Pace
 
 #: on a CPU, where no amount is set aside for the pool
 DEFAULT_CPU_GIB = 0.5
@@ -57,11 +62,35 @@ class PoolSize:
         return count
 
 
-def boot_line(model: ModelConfig, device: torch.device, dtype: torch.dtype, num_blocks: int, block_size: int) -> str:
-    """What the pool comes to, in one line."""
-    tokens = num_blocks * block_size
-    return (
-        f"{model.name} on {device} in {str(dtype).removeprefix('torch.')}: K/V pool of {tokens:,} tokens "
-        f"({num_blocks:,} blocks of {block_size}, {tokens * model.kv_bytes_per_token / GIB:.2f} GiB), "
-        f"{tokens / model.max_model_len:.1f} sequences of {model.max_model_len:,} tokens at once"
+def longest_request(manager: KVCacheManager, cap: int | None, max_model_len: int) -> tuple[int, int]:
+    """Tokens that one request may have in an empty pool: of prompt and output together, and of its prompt.
+
+    `cap` is the scheduler's max_num_batched_tokens; a prompt runs in one iteration."""
+
+    def prompt(tokens: int) -> int:
+        return min(tokens - 1, cap or max_model_len)
+
+    def is_too_long(tokens: int) -> bool:
+        request = Request(0, 0.0, prompt(tokens), tokens - prompt(tokens), SamplingParams())
+        return not manager.fits(SequenceGroup(request))
+
+    tokens = bisect.bisect_left(range(2, max_model_len + 1), True, key=is_too_long) + 1
+    return tokens, prompt(tokens)
+
+
+def boot_line(loaded: LoadedModel, manager: KVCacheManager, cap: int | None, pace: Pace | None) -> str:
+    """What the pool comes to, what one request may have of it, and on a CPU the pace, in one line."""
+    model, tokens = loaded.config, manager.num_blocks * manager.block_size
+    longest, prompt = longest_request(manager, cap, model.max_model_len)
+    line = (
+        f"{model.name} on {loaded.device} in {str(loaded.dtype).removeprefix('torch.')}: K/V pool of {tokens:,} tokens "
+        f"({manager.num_blocks:,} blocks of {manager.block_size}, {tokens * model.kv_bytes_per_token / GIB:.2f} GiB), "
     )
+    if longest < 2:
+        return line + "which is too small for any request"
+    line += f"{tokens / longest:.1f} sequences of {longest:,} tokens at once"
+    if prompt < longest - 1:
+        line += f", prompts of up to {prompt:,} (max_num_batched_tokens)"
+    if longest == model.max_model_len and loaded.limit:
+        line += f" ({loaded.limit})"
+    return line if pace is None else f"{line}; {pace}"

@@ -36,13 +36,16 @@ def is_writable(folder: Path) -> bool:
 def prepare_environment(environ: "MutableMapping[str, str]", private: bool = True) -> None:
     """Set what every run of this project needs in `environ`, leaving what the user has set as it is.
 
-    No hub is asked for anything unless HUB=1: a machine without a network must not wait for one. With `private`, or
-    where the home folder cannot be written, the folders of Jupyter, IPython, matplotlib and Triton lie below results/:
-    a reader's own matplotlibrc or IPython start-up file must not change a figure."""
+    No hub is asked for anything unless HUB=1: a machine without a network must not wait for one. Threads wait without
+    spinning. With `private`, or where the home folder cannot be written, the folders of Jupyter, IPython, matplotlib
+    and Triton lie below results/: a reader's own matplotlibrc or IPython start-up file must not change a figure."""
     if environ.get("HUB", "0") in ("", "0"):
         for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
             environ.setdefault(name, "1")
     environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    # Threads that wait by spinning take the cores from those that they wait for, wherever others use the same cores.
+    for name, value in (("OMP_WAIT_POLICY", "PASSIVE"), ("GOMP_SPINCOUNT", "0"), ("KMP_BLOCKTIME", "0")):
+        environ.setdefault(name, value)
     environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # this environment's kernel, not the home's of the same name
     home_is_writable = is_writable(Path(os.path.expanduser("~")))

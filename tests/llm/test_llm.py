@@ -19,7 +19,7 @@ from repro.engine.errors import UserError
 from repro.engine.scheduler import PreemptionMode
 from repro.engine.sequence import SamplingParams
 from repro.engine.systems import SYSTEMS
-from repro.llm import LLM, models
+from repro.llm import LLM, acceptance, models
 from repro.llm.definition import generate
 from repro.llm.model_runner import ModelRunner
 from repro.llm.pool import PoolSize
@@ -86,7 +86,7 @@ def test_a_prefix_is_put_before_every_prompt(tiny):
 def test_the_boot_line_says_what_the_pool_comes_to(tiny, capsys):
     LLM(tiny, pool=PoolSize(kv_slots=512), max_model_len=32)
     line = capsys.readouterr().out
-    assert "512 tokens (32 blocks of 16, 0.00 GiB), 16.0 sequences of 32 tokens at once" in line
+    assert "512 tokens (32 blocks of 16, 0.00 GiB), 16.0 sequences of 32 tokens at once; 1 thread, " in line
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,11 @@ def test_no_code_that_comes_with_a_checkpoint_is_run(tmp_path, tiny, model_type)
     config |= {"model_type": model_type, "auto_map": {"AutoConfig": "own.A", "AutoModelForCausalLM": "own.B"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "own.py").write_text(f"open({str(ran)!r}, 'w')\nclass A: pass\nclass B: pass\n")
-    with pytest.raises(UserError, match="cannot be loaded"):
-        models.load(path)
+    if model_type == "llama":
+        assert type(models.load(path).model) is transformers.LlamaForCausalLM
+    else:
+        with pytest.raises(UserError, match="cannot be loaded"):
+            models.load(path)
     (tmp_path / "model.safetensors").unlink()
     torch.save({"weight": Touch(ran)}, tmp_path / "pytorch_model.bin")
     with pytest.raises(UserError, match="cannot be loaded"):
@@ -216,51 +219,14 @@ def test_running_out_of_memory_is_one_clear_message_and_the_engine_stays_usable(
     assert [one.token_ids for one in llm.generate(PROMPTS, params, progress=False)] == expected
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        transformers.BloomConfig(hidden_size=32, n_layer=1, n_head=4, vocab_size=101),
-        transformers.MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=101),
-    ],
-)
-def test_a_model_without_the_attention_interface_is_refused(config):
-    with pytest.raises(UserError, match="does not use the attention interface"):
-        models.from_config(config, "other")
-
-
-def test_capped_logits_are_refused():
-    shape = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "head_dim": 8}
-    capped = transformers.Gemma2Config(**(TINY.to_dict() | shape | {"model_type": "gemma2"}))
-    llm = small(models.from_config(capped, "capped"))
-    with pytest.raises(UserError, match="capped logits"):
-        llm.generate(PROMPTS, progress=False)
-
-
-def test_sliding_windows_and_odd_heads_are_refused():
-    sliding = transformers.Qwen2Config(
-        **(
-            TINY.to_dict()
-            | {
-                "use_sliding_window": True,
-                "sliding_window": 8,
-                "max_window_layers": 0,
-                "model_type": "qwen2",
-                "layer_types": None,
-            }
-        )
-    )
-    with pytest.raises(UserError, match="sliding-window"):
-        models.from_config(sliding, "sliding")
-    wide = transformers.LlamaConfig(**(TINY.to_dict() | {"head_dim": 512}))
-    with pytest.raises(UserError, match="head size 512"):
-        models.from_config(wide, "wide")
-
-
 @pytest.mark.parametrize("name", MODELS)
-def test_random_models_have_the_shapes_of_the_named_architectures(name):
+def test_random_models_have_the_shapes_of_the_named_architectures(name, monkeypatch):
+    """Without storage: what needs values is left out."""
+    monkeypatch.setattr(acceptance, "_check_mask", lambda mask, longest: None)
+    monkeypatch.setattr(acceptance, "_same", lambda alone, beside: alone.layers == beside.layers)
     config = models._architecture(MODELS[name])
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=acceptance.PROBE)
     assert sum(parameter.numel() for parameter in model.parameters()) == MODELS[name].num_parameters
     summary = models._checked(model, None, name, frozenset()).config
     assert dataclasses.replace(summary, bytes_per_value=2) == MODELS[name]
