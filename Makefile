@@ -26,10 +26,10 @@ endef
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help reproduce test fuzz determinism bench lab doctor setup model clean
+.PHONY: help reproduce test fuzz determinism architectures bench lab doctor setup model clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
 	@echo
 	@echo "  SCALE=smoke       everything in two minutes (default: paper, the paper's own size)"
 	@echo "  ONLY=\"NAME ...\"   only these experiments (names as in experiments/)"
@@ -52,6 +52,9 @@ fuzz: setup ## random runs of the whole engine, each checked at every step (RUNS
 
 determinism: setup ## everything at SCALE=smoke in three ways: equal bytes (ONLY as above)
 	@"$(PY)" tests/determinism.py $(if $(ONLY),--only $(ONLY))
+
+architectures: setup ## every decoder of the installed transformers, tiny: equal to its generate, or refused at load
+	@"$(PY)" tests/architectures.py $(if $(ONLY),--only $(ONLY))
 
 bench: setup ## how fast the simulator is; on a GPU also kernels, end to end and serving (10 minutes)
 	@"$(PY)" -m repro bench

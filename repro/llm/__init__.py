@@ -1,9 +1,12 @@
 """The real executor: a transformers model over the paged K/V store, on a CPU or a GPU.
 
     models      load a model and say what it needs
+    acceptance  whether the engine computes what a model does
     attention   the one function that transformers' attention layers call
     kv_store    the pools, and CacheOps applied to them
     pool        how large a pool to make
+    pace        how many threads to use on a CPU
+    turns       who uses a model now
     state       what is remembered of a request: its tokens
     batch       SchedulerOutput -> arrays
     model_runner   the forward pass; CUDA graphs for decoding

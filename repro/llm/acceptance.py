@@ -77,16 +77,16 @@ def check(model: PreTrainedModel) -> Shape:
         beside = _run(model, ids.roll(1), positions, longest)
         return not _same(alone, beside)
 
-    if differs(count):
-        raise NotComputed("lets a token depend on others, or on its place in the batch, outside attention")
     if not differs(longest):
         return shape
+    _run(model, ids, None, longest)  # what grew with a long sequence shrinks again with a short one
+    if differs(count):
+        raise NotComputed("lets a token depend on others, or on its place in the batch, outside attention")
     good, bad = count, longest
     while bad - good > 1:
-        _run(model, ids, None, longest)  # what grew with a long sequence shrinks again with a short one
         middle = (good + bad) // 2
         good, bad = (good, middle) if differs(middle) else (middle, bad)
-    _run(model, ids, None, longest)
+        _run(model, ids, None, longest)
     return replace(shape, max_model_len=good)
 
 

@@ -222,6 +222,7 @@ def test_running_out_of_memory_is_one_clear_message_and_the_engine_stays_usable(
 @pytest.mark.parametrize("name", MODELS)
 def test_random_models_have_the_shapes_of_the_named_architectures(name, monkeypatch):
     """Without storage: what needs values is left out."""
+    monkeypatch.setattr(transformers.masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
     monkeypatch.setattr(acceptance, "_check_mask", lambda mask, longest: None)
     monkeypatch.setattr(acceptance, "_same", lambda alone, beside: alone.layers == beside.layers)
     config = models._architecture(MODELS[name])
