@@ -28,9 +28,17 @@ from repro.engine.sequence import SamplingParams
 from repro.llm import LLM, models
 from repro.llm.pool import PoolSize
 
-#: in the order of the alphabet; those that an older transformers lacks are skipped
-EQUAL = """
-""".split()
+_EQUAL = (
+    "afmoe apertus apertus1p5_text arcee aria_text beam biogpt bitnet codegen cohere cohere2 cohere2_moe ctrl cwm "
+    "emu3 ernie4_5 ernie4_5_moe exaone exaone4 exaone_moe flex_olmo gemma gemma3_text glm glm4 glm4_moe gpt-sw3 "
+    "gpt2 gpt_bigcode gpt_neox gptj granite granitemoe granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe "
+    "hy_v3 hyperclovax internlm3 iquestcoder jais2 jetmoe kolibri1 laguna lfm2 llama llama4 llama4_text mellum "
+    "minimax_m2 minimax_m3_vl_text ministral ministral3 mistral mixtral mllama moshi nanochat olmo olmo2 olmo3 "
+    "olmoe opt persimmon phi phi3 phi4_multimodal phimoe qwen2 qwen2_moe qwen3 qwen3_moe sarvam_moe seed_oss "
+    "smollm3 solar_open starcoder2"
+)
+#: what the suite holds to, where the installed transformers has it
+EQUAL = _EQUAL.split()
 
 _SIZES = {
     2: "num_hidden_layers n_layer num_layers n_layers decoder_layers encoder_layers depth num_key_value_heads "
@@ -47,6 +55,13 @@ _SIZES = {
 }
 _SMALL: dict[str, Any] = {name: size for size, names in _SIZES.items() for name in names.split()}
 _TOKENS = {"bos_token_id": 1, "pad_token_id": 0, "eos_token_id": None}
+_OWN: dict[str, dict[str, Any]] = {
+    "gpt_neo": {"attention_types": [[["global"], 2]]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "mamba2": {"num_heads": 4, "head_dim": 32},
+    "zamba2": {"layer_types": ["mamba", "hybrid"]},
+    "zaya": {"num_experts_per_tok": 1},
+}
 LARGEST = 30_000_000  # parameters; what stays larger has sizes under names of its own
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], [99, 98, 97, 96]]
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -72,7 +87,7 @@ def tiny_config(model_type: str) -> transformers.PretrainedConfig:
 
     try:
         config_class = CONFIG_MAPPING[model_type]
-        config = config_class(**small(config_class()))
+        config = config_class(**(small(config_class()) | _OWN.get(model_type, {})))
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(config)
     except Exception as error:

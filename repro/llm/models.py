@@ -12,15 +12,14 @@ import os
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, OPTConfig, PretrainedConfig, PreTrainedModel
+from transformers.utils import cached_file
 
 from repro import kernels
 from repro.engine.config import GIB, MODELS, ModelConfig
@@ -92,12 +91,10 @@ def _by_hub_id(name: str, path: Path, hub: bool) -> Path | str:
     """The folder of a hub id that is on this machine; with `hub`, the id itself. UserError if there is neither."""
     if path.suffix.lower() == ".gguf":
         raise UserError(f"model {name!r}: there is no such GGUF file; name one that exists, or {EMBEDDED!r}")
-    try:
-        found = try_to_load_from_cache(name, "config.json")
-    except HFValidationError:
-        found = hub = None  # not even an id
-    if hub or isinstance(found, str):
-        return name if hub else Path(found).parent
+    if hub:
+        return name
+    with suppress(OSError, ValueError):  # it is not here, or not even an id
+        return Path(cached_file(name, "config.json", local_files_only=True)).parent
     close = difflib.get_close_matches(name.lower(), [EMBEDDED, *MODELS], 1)
     guess = f" (did you mean {close[0]!r}?)" if close else ""
     raise UserError(f"model {name!r} is unknown, and there is no such folder or file{guess}; {_what_to_use(hub=False)}")

@@ -44,6 +44,14 @@ def test_what_the_user_has_set_stays() -> None:
     assert environ | own == environ
 
 
+def test_threads_wait_without_spinning() -> None:
+    """As OpenMP knows it, and GNU's and Intel's libraries of it: before torch is imported, which reads it once."""
+    environ: dict[str, str] = {"KMP_BLOCKTIME": "200"}
+    prepare_environment(environ)
+    assert (environ["OMP_WAIT_POLICY"], environ["GOMP_SPINCOUNT"]) == ("PASSIVE", "0")
+    assert environ["KMP_BLOCKTIME"] == "200"  # the user's own
+
+
 def test_writable_looks_at_the_nearest_folder_that_exists(tmp_path: Path) -> None:
     assert environment.is_writable(tmp_path / "not" / "yet")
     (tmp_path / "file").touch()
