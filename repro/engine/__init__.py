@@ -2,7 +2,7 @@
 
 Read it in this order; it takes a quarter of an hour.
 
-    sequence     a request and the sequences that it becomes (§4.4)
+    sequence     a request and the sequences that it becomes (§4.4); sampling_params, how it is decoded
     running      the groups that run, and what follows from their lengths
     scheduler    who runs in the next iteration: admit, preempt, resume (§4.5)
     loop         the main loop: requests arrive, the scheduler decides, the executor runs, the clock moves
@@ -13,4 +13,4 @@ Read it in this order; it takes a quarter of an hour.
     systems      vLLM, the Orcas and FasterTransformer as data
     chunked      the scheduler with a token budget an iteration (vLLM V1)
     config       models, GPUs and the paper's deployments (Table 1)
-    errors       the one exception that is meant for a user's eyes"""
+    errors       the one exception that is meant for a user's eyes; checks, what raises it"""

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from repro.engine.checks import flag, user_facing, whole
 from repro.engine.errors import UserError
 from repro.engine.events import Event
 from repro.engine.memory.interface import KVCacheManager
@@ -25,6 +26,7 @@ from repro.engine.scheduler import Batching, PreemptionMode, Prefill, Scheduler,
 from repro.engine.sequence import SequenceGroup
 
 
+@user_facing
 @dataclass(frozen=True)
 class ChunkedPrefillConfig(SchedulerConfig):
     """`max_num_batched_tokens` is the token budget of an iteration; `max_model_len` bounds prompt + output (tokens).
@@ -47,8 +49,8 @@ class ChunkedPrefillConfig(SchedulerConfig):
                 f"batching = {self.batching.value}, preemption = {self.preemption.value}: this scheduler knows only "
                 "batching by iteration and preemption by recomputation"
             )
-        if self.max_model_len < 1:
-            raise UserError(f"max_model_len = {self.max_model_len} must be at least 1 token")
+        whole("max_model_len", self.max_model_len, 1)
+        flag("enable_chunked_prefill", self.enable_chunked_prefill)
         if not self.enable_chunked_prefill and budget <= self.max_model_len:
             raise UserError(
                 f"max_num_batched_tokens = {budget} is not greater than max_model_len = {self.max_model_len}, and "

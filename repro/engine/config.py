@@ -6,7 +6,9 @@ one source. What a step costs in time is not known here (see `executor.cost_mode
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
+from repro.engine.checks import instance, shown, user_facing, whole
 from repro.engine.errors import UserError
 
 GIB = 2**30
@@ -102,6 +104,7 @@ DEVICES: dict[str, DeviceConfig] = {
 }
 
 
+@user_facing
 @dataclass(frozen=True)
 class Deployment:
     """A row of Table 1: a model on its GPUs and the K/V slots (tokens) that are left for requests."""
@@ -112,45 +115,56 @@ class Deployment:
     kv_slots: int
 
     def __post_init__(self) -> None:
-        if self.num_gpus < 1 or self.kv_slots < 1:
-            raise UserError(
-                f"deployment of {self.model.name}: num_gpus = {self.num_gpus} and kv_slots = {self.kv_slots} must both "
-                "be at least 1"
-            )
+        instance("model", self.model, ModelConfig, "a ModelConfig")
+        instance("device", self.device, DeviceConfig, "a DeviceConfig")
+        whole("num_gpus", self.num_gpus, 1)
+        whole("kv_slots", self.kv_slots, 1)
 
     def num_blocks(self, block_size: int) -> int:
         return self.kv_slots // block_size
 
 
+T = TypeVar("T")
+
+
+class Named(dict[str, T]):
+    """Things by their names. A name that is not there is a UserError that lists those that are."""
+
+    def __init__(self, kind: str, things: dict[str, T]) -> None:
+        super().__init__(things)
+        self.kind = kind
+
+    def __missing__(self, name: object) -> T:
+        raise UserError(f"unknown {self.kind} {shown(name)}; known: {', '.join(sorted(self))}")
+
+
 # Table 1. 13B and 175B: the slots that 12 and 264 GiB hold. 66B: the printed 21 GB hold 9,557, the printed slots are
 # 9.7K; the source contradicts itself and the runs use 9,700.
-DEPLOYMENTS: dict[str, Deployment] = {
-    "opt-13b": Deployment(MODELS["opt-13b"], DEVICES["a100-40gb"], 1, 12 * GIB // MODELS["opt-13b"].kv_bytes_per_token),
-    "opt-66b": Deployment(MODELS["opt-66b"], DEVICES["a100-40gb"], 4, 9_700),
-    "opt-175b": Deployment(
-        MODELS["opt-175b"], DEVICES["a100-80gb"], 8, 264 * GIB // MODELS["opt-175b"].kv_bytes_per_token
-    ),
-    "llama-13b": Deployment(
-        MODELS["llama-13b"], DEVICES["a100-40gb"], 1, 12 * GIB // MODELS["llama-13b"].kv_bytes_per_token
-    ),
-}
+DEPLOYMENTS: dict[str, Deployment] = Named(
+    "deployment",
+    {
+        "opt-13b": Deployment(
+            MODELS["opt-13b"], DEVICES["a100-40gb"], 1, 12 * GIB // MODELS["opt-13b"].kv_bytes_per_token
+        ),
+        "opt-66b": Deployment(MODELS["opt-66b"], DEVICES["a100-40gb"], 4, 9_700),
+        "opt-175b": Deployment(
+            MODELS["opt-175b"], DEVICES["a100-80gb"], 8, 264 * GIB // MODELS["opt-175b"].kv_bytes_per_token
+        ),
+        "llama-13b": Deployment(
+            MODELS["llama-13b"], DEVICES["a100-40gb"], 1, 12 * GIB // MODELS["llama-13b"].kv_bytes_per_token
+        ),
+    },
+)
 
 
 def check_block_size(block_size: int) -> int:
     """The block size itself, if it is one of 1, 2, 4 ... 256 (the sizes of Fig. 18b); else a UserError."""
-    if (
-        isinstance(block_size, bool)
-        or not isinstance(block_size, int)
-        or not 1 <= block_size <= 256
-        or block_size & (block_size - 1)
-    ):
-        raise UserError(f"block_size = {block_size!r} is not supported; use a power of two from 1 to 256, such as 16")
-    return block_size
+    if whole("block_size", block_size, 1, 256).bit_count() != 1:
+        raise UserError(f"block_size = {block_size} is not supported; use a power of two, such as 16")
+    return int(block_size)
 
 
 def lookup(kind: str, table: dict[str, object], name: str):
     """`table[name]`, or a UserError that lists the names that exist."""
-    try:
-        return table[name]
-    except (KeyError, TypeError):
-        raise UserError(f"unknown {kind} {name!r}; known: {', '.join(sorted(table))}") from None
+    known = Named(kind, table)
+    return known[name] if isinstance(name, str) else known.__missing__(name)

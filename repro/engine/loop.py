@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from repro.engine.checks import several
 from repro.engine.clock import Clock, VirtualClock
 from repro.engine.executor import Executor
 from repro.engine.scheduler import Scheduler, SchedulerOutput
@@ -49,7 +50,7 @@ class Engine:
         self.scheduler = scheduler
         self.executor = executor
         self.clock = clock or VirtualClock()
-        self.observers = tuple(observers)
+        self.observers = several("observers", observers, Observer, "a list of Observers")
         self._unfinished: dict[SequenceGroup, Outcome] = {}
 
     def add(self, request: Request) -> Outcome:

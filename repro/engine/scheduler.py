@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from repro.engine.checks import member, user_facing, whole
 from repro.engine.errors import UserError
 from repro.engine.events import Event
 from repro.engine.memory.interface import CacheOp, KVCacheManager
@@ -30,6 +31,7 @@ class PreemptionMode(enum.Enum):
     BY_GROUP = "by_group"  # the authors' rule: swap a group of several sequences, recompute a single one
 
 
+@user_facing
 @dataclass(frozen=True)
 class SchedulerConfig:
     """Caps of one iteration. `max_num_batched_tokens` counts prompt tokens and decoding sequences together."""
@@ -40,8 +42,11 @@ class SchedulerConfig:
     max_num_batched_tokens: int | None = 2560
 
     def __post_init__(self) -> None:
-        if self.max_num_seqs < 1:
-            raise UserError(f"max_num_seqs = {self.max_num_seqs} must be at least 1")
+        object.__setattr__(self, "batching", member("batching", self.batching, Batching))
+        object.__setattr__(self, "preemption", member("preemption", self.preemption, PreemptionMode))
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            if name == "max_num_seqs" or self.max_num_batched_tokens is not None:
+                object.__setattr__(self, name, whole(name, getattr(self, name), 1))
         if self.max_num_batched_tokens is not None and self.max_num_seqs > self.max_num_batched_tokens:
             raise UserError(
                 f"max_num_seqs = {self.max_num_seqs} is more than max_num_batched_tokens = "

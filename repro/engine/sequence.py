@@ -9,37 +9,7 @@ import enum
 from dataclasses import dataclass
 from operator import attrgetter
 
-from repro.engine.errors import UserError
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How the outputs of one request are decoded (§4.4).
-
-    `n` is the number of sequences: parallel samples, or the beam width with `use_beam_search`. `temperature` 0 is
-    greedy; `top_k` 0 and `top_p` 1 keep every token; `seed` makes a request's samples independent of what else is in
-    the batch."""
-
-    n: int = 1
-    use_beam_search: bool = False
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int | None = None
-    max_tokens: int = 16
-    ignore_eos: bool = False
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.n <= 256:
-            raise UserError(f"n = {self.n}: a request has from 1 to 256 sequences")
-        if self.use_beam_search and self.n < 2:
-            raise UserError("use_beam_search needs n (the beam width) of at least 2; use temperature=0 for greedy")
-        if not self.temperature >= 0:
-            raise UserError(f"temperature = {self.temperature} must be 0 (greedy) or positive")
-        if self.top_k < 0 or not 0 < self.top_p <= 1:
-            raise UserError(f"top_k = {self.top_k}, top_p = {self.top_p}: need top_k >= 0 (0: all), 0 < top_p <= 1")
-        if self.max_tokens < 1:
-            raise UserError(f"max_tokens = {self.max_tokens} must be at least 1")
+from repro.engine.sampling_params import SamplingParams
 
 
 @dataclass(slots=True, eq=False)

@@ -4,15 +4,20 @@ Adding one is adding an entry (`register`): everything else takes the name. docs
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from repro.engine.config import DEPLOYMENTS, Deployment, lookup
+from repro.engine.checks import instance, user_facing
+from repro.engine.config import DEPLOYMENTS, Deployment, Named, lookup
 from repro.engine.errors import UserError
 from repro.engine.memory import ContiguousKVCacheManager, KVCacheManager, PagedKVCacheManager, Reservation
 from repro.engine.memory.contiguous import reserve_max, reserve_oracle, reserve_pow2
 from repro.engine.scheduler import Batching, SchedulerConfig
 
+_POLICY = "a function (request, max_model_len) -> output tokens"
 
+
+@user_facing
 @dataclass(frozen=True)
 class System:
     """`reservation` None means paged memory; otherwise a contiguous chunk of prompt + reservation per sequence."""
@@ -22,6 +27,14 @@ class System:
     scheduler: SchedulerConfig
     reservation: Reservation | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("name", "label"):
+            if not instance(f"{name} of a system", getattr(self, name), str, "a text"):
+                raise UserError(f"the {name} of a system is empty; give it one")
+        instance("scheduler", self.scheduler, SchedulerConfig, "a SchedulerConfig")
+        if self.reservation is not None:
+            instance("reservation", self.reservation, Callable, _POLICY)
+
     def manager(self, num_blocks: int, block_size: int, max_model_len: int, num_cpu_blocks: int = 0) -> KVCacheManager:
         if self.reservation is None:
             return PagedKVCacheManager(num_blocks, block_size, num_cpu_blocks=num_cpu_blocks)
@@ -29,24 +42,28 @@ class System:
             num_blocks, block_size, reservation=self.reservation, max_model_len=max_model_len
         )
 
+    @user_facing
     def with_scheduler(self, **changes: object) -> System:
-        """The same system with some scheduler settings changed."""
+        """The same system with some scheduler settings changed; UserError as SchedulerConfig."""
         return replace(self, scheduler=replace(self.scheduler, **changes))
 
 
 _ORCA = SchedulerConfig(max_num_batched_tokens=None)  # vLLM limits tokens per iteration; the authors' Orca does not
 _STATIC = SchedulerConfig(batching=Batching.REQUEST, max_num_batched_tokens=None)
 
-SYSTEMS: dict[str, System] = {
-    system.name: system
-    for system in (
-        System("vllm", "vLLM", SchedulerConfig()),
-        System("orca-oracle", "Orca (Oracle)", _ORCA, reserve_oracle),
-        System("orca-pow2", "Orca (Pow2)", _ORCA, reserve_pow2),
-        System("orca-max", "Orca (Max)", _ORCA, reserve_max),
-        System("faster-transformer", "FasterTransformer", _STATIC, reserve_max),
-    )
-}
+SYSTEMS: dict[str, System] = Named(
+    "system",
+    {
+        system.name: system
+        for system in (
+            System("vllm", "vLLM", SchedulerConfig()),
+            System("orca-oracle", "Orca (Oracle)", _ORCA, reserve_oracle),
+            System("orca-pow2", "Orca (Pow2)", _ORCA, reserve_pow2),
+            System("orca-max", "Orca (Max)", _ORCA, reserve_max),
+            System("faster-transformer", "FasterTransformer", _STATIC, reserve_max),
+        )
+    },
+)
 _PAPERS_OWN = tuple(SYSTEMS)
 
 #: FasterTransformer's batch limit was set by hand. Known for OPT-13B: 5 on ShareGPT and 14 on Alpaca (the authors'
@@ -69,16 +86,19 @@ def system_for(name: str, deployment: Deployment, workload: str) -> System:
     return replace(chosen, reservation=reserve_oracle).with_scheduler(max_num_seqs=limit)
 
 
+@user_facing
 def register(new: System) -> System:
     """Make a system known by its name, so that experiments can be asked for it; registering it again replaces it.
 
     UserError for the name of one of the paper's systems."""
-    if new.name in _PAPERS_OWN:
+    if instance("system", new, System, "a System, such as contiguous_system makes").name in _PAPERS_OWN:
         raise UserError(f"{new.name!r} is one of the paper's systems ({', '.join(_PAPERS_OWN)}); choose another name")
     SYSTEMS[new.name] = new
     return new
 
 
+@user_facing
 def contiguous_system(name: str, reservation: Reservation, label: str | None = None) -> System:
     """An Orca-style system with a reservation policy of your own: (request, max_model_len) -> output tokens."""
-    return System(name, label or name, _ORCA, reservation)
+    instance("reservation", reservation, Callable, _POLICY)
+    return System(name, name if label is None else label, _ORCA, reservation)

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from repro import paths
+from repro.engine.checks import user_facing
 from repro.engine.errors import UserError
 from repro.harness import keys
 from repro.harness.parameters import ParameterFile, Parameters, make_parameters, read_parameter_file
@@ -43,6 +44,7 @@ CHEAP_S = 5.0
 _STUDY_NAMES = ("Params", "TABLES", "points", "draw", "judge")
 
 
+@user_facing
 def open(stem: str, scale: str = "paper", overrides: Mapping[str, Any] | None = None) -> Run:
     """The experiment `stem` with the parameters of its file, the scale's changes and the given overrides.
 

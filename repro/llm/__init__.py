@@ -12,11 +12,15 @@
     model_runner   the forward pass; CUDA graphs for decoding
     fuse        decoder layers through torch.compile
     sampler     logits -> tokens
+    beams       which beams go on, and which have finished
+    requests    prompts as a user gives them -> requests
+    results     what comes of them
     executor    ties them together behind Executor
     llm         LLM, the face of all this
 
 Only this package, `repro.kernels` and `repro.bench` import torch."""
 
-from repro.llm.llm import LLM, Generation, RequestResult, Sample, Statistics
+from repro.llm.llm import LLM
+from repro.llm.results import Generation, RequestResult, Sample, Statistics
 
 __all__ = ["LLM", "Generation", "RequestResult", "Sample", "Statistics"]

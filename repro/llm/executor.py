@@ -16,26 +16,34 @@ from torch import Tensor
 
 from repro.engine.errors import UserError
 from repro.engine.executor import Executor, ParentChoices, StepResult
-from repro.engine.memory import KVCacheManager, PagedKVCacheManager
+from repro.engine.memory import KVCacheManager
 from repro.engine.scheduler import SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.llm.attention import attach
 from repro.llm.batch import Batch, BatchBuilder, Chunks, GroupRows
+from repro.llm.beams import BeamStep, advance_beams, extend_beams, is_over
 from repro.llm.kv_store import KVStore
 from repro.llm.model_runner import ModelRunner
 from repro.llm.models import LoadedModel
-from repro.llm.sampler import BeamStep, SamplingPlan, advance_beams, logprobs, sample
-from repro.llm.state import RequestState
+from repro.llm.requests import check_request, token_ids_of, vocabulary_of
+from repro.llm.sampler import SamplingPlan, best_logprobs, logprobs, sample
+from repro.llm.state import Best, RequestState
 from repro.llm.transfer import download, upload
+
+#: prompt tokens whose logits are looked at together
+PROMPT_PIECE = 256
 
 
 @dataclass(slots=True)
 class _Step:
-    """An iteration that is queued on the device: its tokens and log-probabilities on their way to the host."""
+    """An iteration that is queued on the device: its tokens and log-probabilities on their way to the host.
+
+    `best` are the best log-probabilities of each row and their tokens, where some request asks for them."""
 
     batch: Batch
     tokens: Tensor
     logprobs: Tensor | None
+    best: tuple[Tensor, Tensor] | None
     beams: list[tuple[GroupRows, BeamStep]]
     done: torch.cuda.Event | None
 
@@ -96,32 +104,19 @@ class TorchExecutor(Executor):
     # Requests
 
     def submit(self, request: Request, token_ids: Items[int] | np.ndarray) -> None:
-        """The prompt of a request. UserError if it cannot be run: too long, unknown tokens, not its declared prefix."""
-        prompt = np.asarray(token_ids, np.int64)
-        limit, vocabulary = self.loaded.config.max_model_len, self.loaded.model.config.get_text_config().vocab_size
+        """The prompt of a request, which counts its outputs' tokens from then on.
+
+        UserError if it cannot be run: too long, unknown tokens, not its declared prefix, settings beyond the model."""
         name = f"request {request.request_id}"
-        if len(prompt) != request.prompt_tokens or not len(prompt):
-            raise UserError(
-                f"{name}: {len(prompt)} token ids for a prompt of {request.prompt_tokens}; need as many, at least 1"
-            )
-        if len(prompt) + request.output_tokens > limit:
-            raise UserError(
-                f"{name}: {len(prompt)} + {request.output_tokens} tokens exceed the {limit} that "
-                f"{self.loaded.config.name} can take; shorten the prompt or max_tokens"
-            )
-        if prompt.min() < 0 or prompt.max() >= vocabulary:
-            raise UserError(
-                f"{name}: token ids must be from 0 to {vocabulary - 1}, not {prompt.min()} to {prompt.max()}"
-            )
+        prompt = token_ids_of(token_ids, name, vocabulary_of(self.loaded))
+        stops = check_request(self.loaded, request, prompt, name)
         prefix = self._prefixes.get(request.prefix_id, prompt[:0])
         if not np.array_equal(prompt[: len(prefix)], prefix):
             raise UserError(f"{name}: its prompt does not begin with the stored prefix {request.prefix_id!r} it names")
-        self._submitted[request.request_id] = RequestState(request, prompt)
+        self._submitted[request.request_id] = RequestState(request, prompt, stops)
 
     def store_prefix(self, prefix_id: str, token_ids: Items[int] | np.ndarray) -> int:
         """Compute and keep a shared prefix (§4.4). Returns the tokens that are shared: whole blocks."""
-        if not isinstance(self.manager, PagedKVCacheManager):
-            raise UserError("a shared prefix needs paged memory; use the system 'vllm'")
         count = self.manager.store_prefix(prefix_id, len(token_ids))
         prefix = self._prefixes[prefix_id] = np.asarray(token_ids, np.int64)[:count]
         if count:
@@ -162,13 +157,16 @@ class TorchExecutor(Executor):
             self.flush()
             return result
         if batch.source is not None or self._plan is None:
-            self._plan = SamplingPlan.of(batch.rows, can_stop=bool(self.loaded.eos))
+            self._plan = SamplingPlan.of(batch.rows)
         self.runner.load(batch, self._host_tokens(batch))
         if batch.num_iterations > 1 and self._plan.waits:
             raise ValueError("iterations in which a sequence may stop or a beam may fork cannot be run together")
         for iteration in range(batch.num_iterations):
             logits = self.runner.prefill(batch) if batch.chunks else self.runner.decode(batch)
             self._queued.append(self._choose(batch, logits, iteration))
+        for rows in batch.groups[len(output.decodes) :]:
+            if rows.state.prompt_logprobs is None and rows.state.request.sampling.prompt_logprobs is not None:
+                rows.state.prompt_logprobs = self._prompt_logprobs(batch, rows)
         ahead = self.queues_ahead and not self._plan.waits
         while len(self._queued) > ahead:
             self._settle(self._queued.pop(0), result)
@@ -200,18 +198,35 @@ class TorchExecutor(Executor):
         """The next token of every row, left in the runner's `token_ids` for the next step."""
         plan, count = self._plan, len(batch.rows)
         tokens = self.runner.token_ids[:count]
-        if not plan.all_greedy:
+        if not plan.all_greedy or plan.adjusted:
             stored = batch.context_lens
             if batch.chunks:
                 stored = np.concatenate([stored, batch.chunks.context_lens[batch.chunks.logits_of]])
             tokens.copy_(sample(logits, plan, stored - plan.prompt_tokens + iteration))
         beams = self._advance_beams(batch, logits, tokens) if plan.has_beams else []
-        chosen = logprobs(logits, tokens) if self.with_logprobs else None
+        chosen = logprobs(logits, tokens) if self.with_logprobs or plan.num_best is not None else None
+        best = None if plan.num_best is None else tuple(map(download, best_logprobs(logits, plan.num_best)))
         tokens, chosen = download(tokens), None if chosen is None else download(chosen)
         done = torch.cuda.Event() if self.loaded.device.type == "cuda" else None
         if done is not None:
             done.record()
-        return _Step(batch, tokens, chosen, beams, done)
+        return _Step(batch, tokens, chosen, best, beams, done)
+
+    def _prompt_logprobs(self, batch: Batch, rows: GroupRows) -> list[dict[int, float] | None]:
+        """The model's log-probabilities of a prompt whose K/V has just been stored: its tokens run once more."""
+        prompt, count = rows.state.prompt, rows.state.request.sampling.prompt_logprobs
+        found: list[dict[int, float] | None] = [None]
+        empty, first, nowhere = np.zeros(0, np.int32), np.array([rows.first]), np.array([0])
+        for start in range(0, len(prompt) - 1, PROMPT_PIECE):
+            stop = min(start + PROMPT_PIECE, len(prompt) - 1)
+            positions, ends = np.arange(start, stop), np.array([0, stop - start], np.int32)
+            stored = np.full(stop - start, -1)
+            chunks = Chunks(first, np.array([stop], np.int32), ends, prompt[start:stop], positions, stored, nowhere)
+            logits = self.runner.score(Batch([], [], [], 0, None, empty, empty, empty, batch.tables, chunks, 1))
+            chosen = logprobs(logits, upload(prompt[start + 1 : stop + 1], logits.device)).tolist()
+            following = zip(prompt[start + 1 : stop + 1].tolist(), chosen)
+            found += [one.of(count, *own) for one, own in zip(Best.rows(*best_logprobs(logits, count)), following)]
+        return found
 
     def _advance_beams(self, batch: Batch, logits: Tensor, tokens: Tensor) -> list[tuple[GroupRows, BeamStep]]:
         """The steps of all groups of beams, those of one width together; their tokens are put into `tokens`."""
@@ -240,15 +255,17 @@ class TorchExecutor(Executor):
         """Hand out a step's tokens; note who stopped and which beams moved."""
         if step.done is not None:
             self._wait_for(step.done)
-        batch, eos = step.batch, self.loaded.eos
+        batch = step.batch
         tokens = step.tokens.tolist()
         values = step.logprobs.tolist() if step.logprobs is not None else None
+        best = None if step.best is None else Best.rows(*step.best)
         for rows, beam in step.beams:
-            self._settle_beams(rows, beam, result)
+            self._settle_beams(rows, beam, best, result)
         for rows in batch.groups:
             if rows.group.is_beam:
                 continue
-            request = rows.state.request
+            request, state = rows.state.request, rows.state
+            count = request.sampling.logprobs
             for index in range(rows.first, rows.first + rows.count):
                 if not batch.live[index]:
                     continue
@@ -256,26 +273,27 @@ class TorchExecutor(Executor):
                 row.tokens.append(tokens[index])
                 if values is not None:
                     row.logprobs.append(values[index])
-                if len(row.tokens) == request.output_tokens:
-                    self._end(rows.state)
-                elif tokens[index] in eos and not request.sampling.ignore_eos:
+                    if count is not None:
+                        row.best_logprobs.append(best[index].of(count, tokens[index], values[index]))
+                if state.can_stop and row.stops(self.loaded.tokenizer):
                     row.stopped = True
-                    self._end(rows.state)
-                    result.stopped.append((rows.group, batch.seqs[index]))
+                    if len(row.tokens) < request.output_tokens:
+                        result.stopped.append((rows.group, batch.seqs[index]))
+                if row.stopped or len(row.tokens) == request.output_tokens:
+                    self._end(state)
 
-    def _settle_beams(self, rows: GroupRows, beam: BeamStep, result: StepResult) -> None:
-        state, parents = rows.state, beam.parents
-        histories = [(row.tokens, row.logprobs) for row in state.sequences]
-        unmoved = list(range(rows.count))
-        step = len(histories[0][0]) - 1  # decoding steps are counted from the first token, which the prompt gave
+    def _settle_beams(self, rows: GroupRows, beam: BeamStep, best: list[Best] | None, result: StepResult) -> None:
+        state, parents, unmoved = rows.state, beam.parents, list(range(rows.count))
+        step = len(state.sequences[0].tokens) - 1  # decoding steps count from the first token, which the prompt gave
         if self._replayed_beams is not None and step >= 0:
             parents = self._replayed_beams.parents(state.request.request_id, rows.count, step) or unmoved
-        for row, parent, token, value in zip(state.sequences, parents, beam.tokens, beam.logprobs):
-            tokens, values = histories[parent]
-            row.tokens, row.logprobs = [*tokens, token], [*values, value]
-        if len(state.sequences[0].tokens) == state.request.output_tokens:
-            for _ in state.sequences:
+        extend_beams(state, beam, parents, best and best[rows.first : rows.first + rows.count])
+        if is_over(state):
+            for row, seq in zip(state.sequences, rows.group.seqs):
+                row.stopped = True
                 self._end(state)
+                if len(row.tokens) < state.request.output_tokens:
+                    result.stopped.append((rows.group, seq))
         elif parents != unmoved:
             result.parents[rows.group] = parents
 

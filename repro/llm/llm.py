@@ -7,109 +7,41 @@
 Any system of `repro.engine.systems` runs through the same engine: `LLM("smollm2", system="orca-max")`. This module only
 puts the parts together; it decides nothing about scheduling, memory or sampling."""
 
+import contextlib
 import dataclasses
 import functools
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+import inspect
+import io
+import math
+import os
+import secrets
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
+import torch
 
 from repro.engine import systems
+from repro.engine.checks import flag, instance, known_names, number, several, user_facing, whole
 from repro.engine.clock import WallClock
-from repro.engine.config import check_block_size
+from repro.engine.config import check_block_size, lookup
 from repro.engine.errors import UserError
 from repro.engine.events import Event
 from repro.engine.loop import Engine, Observer, Outcome
-from repro.engine.memory import KVCacheManager, OpKind
+from repro.engine.memory import KVCacheManager
+from repro.engine.sampling_params import SamplingParams
 from repro.engine.scheduler import Scheduler, SchedulerOutput
-from repro.engine.sequence import Request, SamplingParams
+from repro.engine.sequence import Request
 from repro.llm import models
 from repro.llm.executor import TorchExecutor
 from repro.llm.kv_store import KVStore
 from repro.llm.pace import settle
-from repro.llm.pool import PoolSize, boot_line
-from repro.llm.state import RequestState
+from repro.llm.pool import MOST_GIB, PoolSize, boot_line
+from repro.llm.requests import Asked, Encoder, asked_of, conversations_of
+from repro.llm.results import Generation, RequestResult, Sample, statistics_of
+from repro.llm.sampler import derived_seed
 
-
-@dataclass(frozen=True)
-class Sample:
-    """One output: `logprobs` per token under the model; `finish_reason` "stop" or "length"; beams also have a `score`,
-    the mean log-probability of their tokens."""
-
-    text: str | None
-    token_ids: list[int] = field(repr=False)
-    logprobs: list[float] = field(repr=False)
-    finish_reason: str
-    score: float | None = None
-
-
-@dataclass(frozen=True)
-class RequestResult:
-    """A request's samples, beams best first, and when it got its first and last token (seconds from the start)."""
-
-    prompt: str | None
-    prompt_token_ids: list[int] = field(repr=False)
-    samples: list[Sample]
-    outcome: Outcome = field(repr=False)
-
-    @property
-    def texts(self) -> list[str | None]:
-        return [sample.text for sample in self.samples]
-
-    @property
-    def token_ids(self) -> list[list[int]]:
-        return [sample.token_ids for sample in self.samples]
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """What the engine did, measured. Latencies in s; batch in sequences; pool usage as a share of all blocks, over
-    iterations."""
-
-    seconds: float
-    num_iterations: int
-    prompt_tokens: int
-    output_tokens: int
-    tokens_per_s: float
-    mean_normalized_latency_s: float
-    mean_first_token_s: float
-    mean_batch: float
-    peak_batch: int
-    mean_pool_usage: float
-    peak_pool_usage: float
-    num_preemptions: int
-    blocks_copied: int
-    blocks_swapped_out: int
-    blocks_swapped_in: int
-
-
-@dataclass(frozen=True)
-class Generation:
-    """Results in the order of the prompts; `events` is what the scheduler decided (see repro.engine.events)."""
-
-    results: list[RequestResult]
-    statistics: Statistics
-    events: list[Event] = field(repr=False)
-
-    def __getitem__(self, index: int) -> RequestResult:
-        return self.results[index]
-
-    def __iter__(self) -> Iterator[RequestResult]:
-        return iter(self.results)
-
-    def __len__(self) -> int:
-        return len(self.results)
-
-    def _repr_html_(self) -> str:
-        import pandas as pd
-
-        samples = [(one.prompt or "token ids", sample) for one in self for sample in one.samples]
-        lines = [(prompt, s.text or f"{len(s.token_ids)} tokens", np.mean(s.logprobs)) for prompt, s in samples]
-        shown = pd.DataFrame(lines, columns=["prompt", "sample", "mean log-probability"]).style.hide(axis="index")
-        return shown.format(escape="html", precision=2).set_properties(**{"text-align": "left"}).to_html()
+MOST_ROWS = 65_536  # of a batch: its buffers are made at once
 
 
 def _taking_turns(call: Callable) -> Callable:
@@ -129,16 +61,18 @@ class LLM:
     It may be used from several threads, and one LoadedModel by several LLMs: a call waits until no other runs on the
     model. On a CPU the constructor times an iteration, and leaves torch with one thread where more are slower.
 
-    `model`, `device`, `dtype`, `hub` as in `repro.llm.models.load`; `system` a name of repro.engine.systems; `pool` at
-    most one of PoolSize's ways to size it; `swap_gib` of CPU memory take swapped groups (default: as much as the pool,
-    4 at most); `scheduler` changes settings of the system's SchedulerConfig, such as max_num_seqs or preemption."""
+    `model`, `device` (default "cpu"), `dtype`, `hub` as in `repro.llm.models.load`; `system` a name of
+    repro.engine.systems; `pool` at most one of PoolSize's ways to size it; `swap_gib` of CPU memory take swapped groups
+    (default: as much as the pool, 4 at most); `scheduler` changes settings of the system's SchedulerConfig, such as
+    max_num_seqs or preemption; `quiet` prints nothing. UserError for what cannot be, and for a name that is neither."""
 
+    @user_facing
     def __init__(
         self,
-        model: str | Path | models.LoadedModel = models.EMBEDDED,
+        model: str | os.PathLike[str] | models.LoadedModel = models.EMBEDDED,
         *,
         system: str | systems.System = "vllm",
-        device: str = "cpu",
+        device: str | None = None,
         dtype: str | None = None,
         block_size: int = 16,
         pool: PoolSize = PoolSize(),
@@ -149,15 +83,27 @@ class LLM:
         quiet: bool = False,
         **scheduler: object,
     ) -> None:
-        chosen = systems.system(system) if isinstance(system, str) else system
+        chosen = system if isinstance(system, systems.System) else systems.system(system)
+        own = [name for name in inspect.signature(LLM).parameters if name != "scheduler"]
+        known_names("LLM", scheduler, [*own, *(one.name for one in dataclasses.fields(chosen.scheduler))])
         self.system = chosen.with_scheduler(**scheduler)
-        self.block_size = check_block_size(block_size)
-        loaded = model if isinstance(model, models.LoadedModel) else models.load(model, device, dtype, hub=hub)
+        most_rows = whole("max_num_seqs", self.system.scheduler.max_num_seqs, 1, MOST_ROWS)
+        self.block_size = block_size = check_block_size(block_size)
+        instance("pool", pool, PoolSize, "a PoolSize, such as PoolSize(kv_gib=4) or PoolSize(num_blocks=64)")
+        if swap_gib is not None:
+            number("swap_gib", swap_gib, 0, MOST_GIB)
+        for name, value in {"graphs": graphs, "hub": hub, "quiet": quiet}.items():
+            flag(name, value)
+        with contextlib.redirect_stderr(io.StringIO()) if quiet else contextlib.nullcontext():  # readers' own bars
+            loaded = _loaded(model, device, dtype, hub)
         if max_model_len is not None:
-            if not 1 <= max_model_len <= loaded.config.max_model_len:
-                limit = f"{loaded.config.max_model_len} {loaded.limit}".strip()
-                raise UserError(f"max_model_len = {max_model_len}: {loaded.config.name} takes from 1 to {limit}")
-            loaded = dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, max_model_len=max_model_len))
+            limit = loaded.config.max_model_len
+            if whole("max_model_len", max_model_len, 1) > limit:
+                raise UserError(
+                    f"max_model_len = {max_model_len}: {loaded.config.name} takes from 1 to {limit} {loaded.limit}".strip()
+                )
+            longest = int(max_model_len)
+            loaded = dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, max_model_len=longest))
         self.loaded, self.tokenizer = loaded, loaded.tokenizer
         config = loaded.config
         self.num_blocks = pool.blocks(config, block_size, loaded.device)
@@ -165,12 +111,12 @@ class LLM:
         swap_gib = min(self.num_blocks * gib_per_block, 4.0) if swap_gib is None else swap_gib
         self.num_cpu_blocks = int(swap_gib / gib_per_block)
         store = KVStore(config, self.num_blocks, block_size, self.num_cpu_blocks, loaded.dtype, loaded.device)
-        caps, pace = self.system.scheduler, None
+        pace = None
         with loaded.turns.take():
-            self.executor = TorchExecutor(loaded, self._manager(), store, max_num_seqs=caps.max_num_seqs, graphs=graphs)
+            self.executor = TorchExecutor(loaded, self._manager(), store, max_num_seqs=most_rows, graphs=graphs)
             if loaded.device.type == "cpu":
                 pace = loaded.turns.pace = settle(self.executor.runner.idle, loaded.turns.pace)
-        self.boot_line = boot_line(loaded, self._manager(), caps.max_num_batched_tokens, pace)
+        self.boot_line = boot_line(loaded, self._manager(), self.system.scheduler.max_num_batched_tokens, pace)
         if not quiet:
             print(self.boot_line)
 
@@ -179,6 +125,7 @@ class LLM:
             self.num_blocks, self.block_size, self.loaded.config.max_model_len, self.num_cpu_blocks
         )
 
+    @user_facing
     @_taking_turns
     def generate(
         self,
@@ -187,67 +134,136 @@ class LLM:
         *,
         arrival_s: Iterable[float] | None = None,
         prefix: str | list[int] | None = None,
+        seed: int | None = None,
+        errors: str = "raise",
         progress: bool = True,
         observers: Iterable[Observer] = (),
     ) -> Generation:
         """Complete the prompts, texts or token ids. `sampling` is one for all (default: SamplingParams()) or one each.
 
         `arrival_s` are the seconds, not decreasing, at which the prompts arrive (default: all at the start). `prefix`
-        is computed once, kept in memory and put before every prompt (§4.4, shared prefix). UserError if a prompt cannot
-        be run; the LLM stays usable."""
-        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        one_for_all = isinstance(sampling, SamplingParams | None)
-        params = [sampling or SamplingParams()] * len(prompts) if one_for_all else list(sampling)
-        arrivals = [0.0] * len(prompts) if arrival_s is None else [float(moment) for moment in arrival_s]
-        if len(params) != len(prompts) or len(arrivals) != len(prompts):
-            raise UserError(
-                f"{len(prompts)} prompts, {len(params)} sampling parameters and {len(arrivals)} arrival times: give as "
-                "many of each, or one SamplingParams for all"
-            )
-        if any(later < earlier for earlier, later in pairwise(arrivals)):
-            raise UserError("arrival_s must not decrease; sort the prompts by their arrival")
+        is computed once, kept in memory and put before every prompt (§4.4, shared prefix). Requests without a seed get
+        theirs from `seed`; by default it is drawn, and the Generation has it. `progress=False` shows no bar.
+
+        All prompts are checked before anything runs. One that cannot be run is a UserError that names it or, with
+        `errors="keep"`, a result with an `error`, and the others run. The LLM stays usable."""
+        asked = asked_of(prompts, sampling, arrival_s)
+        keeps = lookup("way with errors", {"raise": False, "keep": True}, errors)
+        seed = secrets.randbits(48) if seed is None else whole("seed", seed, -math.inf, math.inf) % 2**64
+        recorder = _Recorder(self.executor, flag("progress", progress))
+        watching = [recorder, *several("observers", observers, Observer, "a list of Observers")]
         executor, manager = self.executor, self._manager()
         executor.reset(manager)
-        common = [] if prefix is None else self._tokens(prefix)
-        if common:
-            executor.store_prefix("prefix", common)
-        encoded = [common + self._tokens(prompt) for prompt in prompts]
-        requests = [
-            Request(index, arrivals[index], len(ids), one.max_tokens, one, "prefix" if common else None)
-            for index, (ids, one) in enumerate(zip(encoded, params))
-        ]
-        for request, ids in zip(requests, encoded):
-            executor.submit(request, ids)
+        prefix_ids = self._prepare(asked, prefix, seed)
+        refused = [one.error for one in asked if one.error]
+        if refused and not keeps:
+            more = "; nothing has run: mend it, or run the others with errors='keep'" if len(asked) > 1 else ""
+            raise UserError(f"{refused[0]}{more}")
+        if len(prefix_ids):
+            executor.store_prefix(_PREFIX, prefix_ids)
         events: list[Event] = []
         scheduler = Scheduler(manager, self.system.scheduler, events)
-        recorder = _Recorder(executor, len(requests), progress)
         moved = executor.store.blocks_moved.copy()
-        clock = WallClock()
+        clock, requests = WallClock(), [one.request for one in asked if not one.error]
+        recorder.total = len(requests)
         with recorder:
-            outcomes = Engine(scheduler, executor, clock, [recorder, *observers]).run(requests)
+            outcomes = iter(Engine(scheduler, executor, clock, watching).run(requests))
             executor.flush()
         moved = executor.store.blocks_moved - moved
-        results = [
-            self._result(prompt, executor.finished.pop(request.request_id), outcome)
-            for prompt, request, outcome in zip(prompts, requests, outcomes)
-        ]
-        statistics = _statistics(results, recorder, clock.now, scheduler.num_preemptions, moved)
-        return Generation(results, statistics, events)
+        results = [self._result(one, None if one.error else next(outcomes)) for one in asked]
+        statistics = statistics_of(results, recorder.batch, recorder.usage, clock.now, scheduler.num_preemptions, moved)
+        return Generation(results, statistics, events, seed)
 
-    def _tokens(self, prompt: str | list[int]) -> list[int]:
-        if not isinstance(prompt, str):
-            return list(prompt)
-        if self.tokenizer is None:
-            raise UserError(f"{self.loaded.config.name} has no tokenizer; give lists of token ids")
-        return self.tokenizer(prompt)["input_ids"]
+    @user_facing
+    def chat(
+        self,
+        messages: list[dict[str, str]] | list[list[dict[str, str]]],
+        sampling: SamplingParams | Iterable[SamplingParams] | None = None,
+        **options: object,
+    ) -> Generation:
+        """The model's answer to a conversation, or to each of several: messages with a `role` and a `content`.
 
-    def _result(self, prompt: str | list[int], state: RequestState, outcome: Outcome) -> RequestResult:
+        They become prompts by the model's own chat template; `options` as for `generate`, but no `prefix`."""
+        conversations = conversations_of(messages)
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise UserError(f"{self.loaded.config.name} has no chat template; use generate with prompts of your own")
+        if "prefix" in options:
+            raise UserError("chat takes no prefix; put what the conversations share into their messages")
+        try:
+            how = {"tokenize": False, "add_generation_prompt": True}
+            texts = [self.tokenizer.apply_chat_template(one, **how) for one in conversations]
+        except Exception as error:  # a template refuses, for instance, an order of roles in a way of its own
+            raise UserError(f"the chat template of {self.loaded.config.name} refuses the messages: {error}") from None
+        ids = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        made = self.generate(ids, sampling, **options)
+        results = [dataclasses.replace(result, prompt=text) for result, text in zip(made, texts)]
+        return dataclasses.replace(made, results=results)
+
+    def _prepare(self, asked: list[Asked], prefix: object, seed: int) -> np.ndarray:
+        """Encode the prompts and submit what can be run; the shared tokens of the prefix, int64. Nothing runs yet."""
+        encoder = Encoder(self.loaded, prefix)
+        for one in asked:
+            with one.trying():
+                one.ids = encoder.encode(one.prompt, one.name)
+        common = encoder.common(one.ids for one in asked if not one.error)
+        trial = self._manager()
+        if len(common):
+            trial.store_prefix(_PREFIX, len(common))
+        queue = Scheduler(trial, self.system.scheduler)  # refuses now what the engine would refuse in mid-run
+        for one in asked:
+            if one.error:
+                continue
+            sampling = one.sampling
+            if sampling.seed is None and not sampling.is_greedy:
+                sampling = dataclasses.replace(sampling, seed=derived_seed(seed, one.index))
+            lengths = len(one.ids), sampling.max_tokens
+            one.request = Request(one.index, one.arrival_s, *lengths, sampling, _PREFIX if len(common) else None)
+            with one.trying():
+                self.executor.submit(one.request, one.ids)
+                queue.add(one.request)
+        return common
+
+    def _result(self, one: Asked, outcome: Outcome | None) -> RequestResult:
+        prompt = one.prompt if isinstance(one.prompt, str) else None
+        ids = [] if one.ids is None else one.ids.tolist()
+        if outcome is None:
+            return RequestResult(prompt, ids, [], error=one.error)
+        state = self.executor.finished.pop(one.index)
         samples = []
         for row in state.ranked:
-            text = self.tokenizer.decode(row.tokens, skip_special_tokens=True) if self.tokenizer else None
-            score = row.cumulative_logprob / len(row.tokens) if state.beam_scores is not None else None
-            samples.append(Sample(text, row.tokens, row.logprobs, "stop" if row.stopped else "length", score))
-        return RequestResult(prompt if isinstance(prompt, str) else None, state.prompt.tolist(), samples, outcome)
+            text = (
+                self.tokenizer.decode(row.tokens, skip_special_tokens=True)[: row.text_end] if self.tokenizer else None
+            )
+            reason = "stop" if row.stopped else "length"
+            best = row.best_logprobs if one.sampling.logprobs is not None else None
+            samples.append(Sample(text, row.tokens, row.logprobs, reason, row.score, row.stop_reason, best))
+        return RequestResult(prompt, ids, samples, outcome, state.prompt_logprobs)
+
+
+_PREFIX = "prefix"  # its name in the memory manager
+
+
+def _loaded(
+    model: str | os.PathLike[str] | models.LoadedModel, device: str | None, dtype: str | None, hub: bool
+) -> models.LoadedModel:
+    """The model, loaded if it is not yet. UserError for settings that a loaded one does not have."""
+    remedy = f"a name such as {models.EMBEDDED!r}, a folder, a GGUF file, or a loaded model"
+    instance("model", model, (str, os.PathLike, models.LoadedModel), remedy)
+    if device is not None:
+        try:
+            kind = torch.device(instance("device", device, str, "'cpu' or 'cuda'")).type
+        except RuntimeError:
+            kind = None
+        if kind not in ("cpu", "cuda"):
+            raise UserError(f"device = {device!r} is not supported; use 'cpu' or 'cuda'")
+    if dtype is not None:
+        lookup("dtype", models.DTYPES, dtype)
+    if not isinstance(model, models.LoadedModel):
+        return models.load(os.fspath(model), device or "cpu", dtype, hub=hub)
+    for name, asked, has in (("device", device, model.device.type), ("dtype", dtype, str(model.dtype)[6:])):
+        if asked is not None and asked.split(":")[0] != has:
+            raise UserError(f"{name} = {asked!r}, but {model.config.name} is loaded in {has}; load it anew")
+    return model
 
 
 @dataclass
@@ -255,8 +271,8 @@ class _Recorder(Observer):
     """Batch and pool usage of every iteration, and the progress bar."""
 
     executor: TorchExecutor
-    total: int
     progress: bool
+    total: int = 0
     batch: list[int] = field(default_factory=list)
     usage: list[float] = field(default_factory=list)
 
@@ -275,29 +291,3 @@ class _Recorder(Observer):
         self.batch.append(output.num_decode_seqs + sum(len(prefill.group.seqs) for prefill in output.prefills))
         self.usage.append(1 - manager.num_free_blocks / manager.num_blocks)
         self._bar.update(len(self.executor.finished) - self._bar.n)
-
-
-def _statistics(
-    results: list[RequestResult], recorder: _Recorder, seconds: float, num_preemptions: int, moved: Counter[OpKind]
-) -> Statistics:
-    outputs = sum(len(ids) for result in results for ids in result.token_ids)
-    longest = [max(map(len, result.token_ids)) for result in results]
-    outcomes = [result.outcome for result in results]
-    latencies = [(o.finish_s - o.request.arrival_s) / tokens for o, tokens in zip(outcomes, longest)]
-    return Statistics(
-        seconds=seconds,
-        num_iterations=len(recorder.batch),
-        prompt_tokens=sum(len(result.prompt_token_ids) for result in results),
-        output_tokens=outputs,
-        tokens_per_s=outputs / seconds,
-        mean_normalized_latency_s=float(np.mean(latencies)),
-        mean_first_token_s=float(np.mean([o.first_token_s - o.request.arrival_s for o in outcomes])),
-        mean_batch=float(np.mean(recorder.batch)),
-        peak_batch=max(recorder.batch),
-        mean_pool_usage=float(np.mean(recorder.usage)),
-        peak_pool_usage=max(recorder.usage),
-        num_preemptions=num_preemptions,
-        blocks_copied=moved[OpKind.COPY],
-        blocks_swapped_out=moved[OpKind.SWAP_OUT],
-        blocks_swapped_in=moved[OpKind.SWAP_IN],
-    )

@@ -180,6 +180,14 @@ class ModelRunner:
         self.token_ids[: len(batch.rows)] = logits.argmax(-1)
         return logits
 
+    @torch.no_grad()
+    def score(self, batch: Batch) -> Tensor:
+        """Logits of every token of the chunks, [tokens, vocabulary], of a batch that has nothing else; no buffer
+        changes. The block tables are those loaded last."""
+        chunks = batch.chunks
+        shape = MixedShape(0, len(chunks.token_ids), len(chunks.rows), MIXED_CONTEXT_BUCKET, chunks.longest)
+        return self._mixed(self._upload(_packed(batch, shape, self.block_size)), shape, every=True)
+
     def _mixed_shape(self, batch: Batch) -> MixedShape:
         """The smallest bucket that holds the batch, or its own sizes."""
         count, tokens, chunks = batch.num_decodes, len(batch.chunks.token_ids), len(batch.chunks.rows)
@@ -188,12 +196,13 @@ class ModelRunner:
             return MixedShape.bucket(_bucket(self._row_buckets, count), _bucket(TOKEN_BUCKETS, tokens), context)
         return MixedShape(count, tokens, chunks, context, batch.chunks.longest)
 
-    def _mixed(self, packed: Tensor, shape: MixedShape) -> Tensor:
-        """Logits of every decoding row and of every chunk's last token: [rows + chunks, vocabulary]."""
+    def _mixed(self, packed: Tensor, shape: MixedShape, every: bool = False) -> Tensor:
+        """Logits of every decoding row and of every chunk's last token, [rows + chunks, vocabulary], or of every
+        token."""
         ids, positions, slots, last, table_rows, contexts, firsts = shape.split(packed)
         sizes, tables = torch.tensor([shape.rows, shape.context, shape.longest]), self._tables[table_rows]
         paged = PagedInputs(slots, tables, contexts.int(), firsts.int(), sizes, self._workspace)
-        return self._forward(torch.cat([self.token_ids[: shape.rows], ids]), positions, paged, last)
+        return self._forward(torch.cat([self.token_ids[: shape.rows], ids]), positions, paged, 0 if every else last)
 
     def _forward(self, token_ids: Tensor, positions: Tensor, paged: PagedInputs, keep: Tensor | int) -> Tensor:
         tokens = {"input_ids": token_ids[None], "position_ids": positions[None]}

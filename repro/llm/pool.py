@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from repro.engine.checks import number, user_facing, whole
 from repro.engine.config import GIB, ModelConfig
 from repro.engine.errors import UserError
 from repro.engine.memory import KVCacheManager
@@ -17,8 +18,10 @@ from repro.llm.pace import Pace
 #: on a CPU, where no amount is set aside for the pool
 DEFAULT_CPU_GIB = 0.5
 DEFAULT_FREE_SHARE = 0.9
+MOST_GIB = 2**20  # a size beyond this is a slip of the keyboard
 
 
+@user_facing
 @dataclass(frozen=True)
 class PoolSize:
     """At most one of the four; none means DEFAULT_FREE_SHARE of a GPU's free memory, or DEFAULT_CPU_GIB on a CPU."""
@@ -33,10 +36,10 @@ class PoolSize:
         if len(given) > 1:
             raise UserError(f"the K/V pool is sized twice ({', '.join(given)}); give one of {', '.join(vars(self))}")
         for name, value in given.items():
-            if value <= 0 or (name == "free_share" and value > 1):
-                raise UserError(
-                    f"{name} = {value} must be positive" + (" and at most 1" if name == "free_share" else "")
-                )
+            if name in ("num_blocks", "kv_slots"):
+                whole(name, value, 1, 2**48)
+            else:
+                number(name, value, 0, MOST_GIB if name == "kv_gib" else 1, above=True)
 
     def blocks(self, model: ModelConfig, block_size: int, device: torch.device) -> int:
         """Blocks of the pool. UserError if not even one fits."""

@@ -1,9 +1,10 @@
-"""From logits to tokens: greedy, random (temperature, top-k, top-p) and beam search (§4.4).
+"""From logits to tokens: greedy or random (penalties, temperature, top-k, top-p; beams are in `repro.llm.beams`).
 
 A random token is found by inverting the cumulative distribution at one number that is a hash of (seed, sample,
-position). No generator has a state, so a request's tokens depend neither on its batch mates nor on preemption. Beam
-search is of fixed length (stop tokens are ignored): at each step the `n` best continuations of all beams survive."""
+position). No generator has a state, so a request's tokens depend neither on its batch mates nor on preemption. What one
+request asks for is computed on its own rows: it changes no bit of another's."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,11 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repro.engine.sequence import SamplingParams
-from repro.llm.state import RequestState, SequenceState
+from repro.engine.sampling_params import SamplingParams
+from repro.llm.state import SequenceState
 from repro.llm.transfer import upload
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_COLD = 1e-20  # a temperature below which logits divided by it could overflow
+
+
+def derived_seed(seed: int, index: int) -> int:
+    """The seed of a run's request that was given none, from 0 to 2**64 - 1."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {index}".encode()).digest()[:8], "little")
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
@@ -38,37 +45,56 @@ def uniform(seeds: np.ndarray, samples: np.ndarray, positions: np.ndarray) -> np
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """How each row of a batch is decoded; made anew when the batch's members change. Arrays are [rows].
+    """How each row of a batch is decoded; made anew when the batch's members change.
 
-    `waits` says that the next step depends on this one's tokens: a sequence may stop, or beams may fork."""
+    `waits` says that the next step depends on this one's tokens: a sequence may stop, beams may fork, a penalty counts
+    them. `adjusted` and `filtered` are the rows whose logits are changed, and those with top-k or top-p. `num_best` is
+    how many log-probabilities of each row are asked for at most; None if no row asks."""
 
+    rows: list[SequenceState]
+    params: list[SamplingParams]
     all_greedy: bool
     has_beams: bool
     waits: bool
     prompt_tokens: np.ndarray
-    params: list[SamplingParams]
-    request_ids: list[int]
-    samples: np.ndarray
+    adjusted: list[int]
+    num_best: int | None
     _columns: dict[str, Tensor] = field(default_factory=dict)
 
     @staticmethod
-    def of(rows: list[SequenceState], can_stop: bool) -> "SamplingPlan":
-        requests = [row.request.request for row in rows]
-        params = [request.sampling for request in requests]
+    def of(rows: list[SequenceState]) -> "SamplingPlan":
+        states = [row.request for row in rows]
+        params = [state.request.sampling for state in states]
         has_beams = any(p.use_beam_search for p in params)
+        adjusted = [row for row, state in enumerate(states) if state.is_adjusted]
         return SamplingPlan(
-            all_greedy=all(map(_is_greedy, params)),
+            rows,
+            params,
+            all_greedy=all(p.is_greedy for p in params),
             has_beams=has_beams,
-            waits=has_beams or (can_stop and not all(p.ignore_eos for p in params)),
-            prompt_tokens=np.array([request.prompt_tokens for request in requests]),
-            params=params,
-            request_ids=[request.request_id for request in requests],
-            samples=np.array([row.index for row in rows]),
+            waits=has_beams or bool(adjusted) or any(state.can_stop for state in states),
+            prompt_tokens=np.array([state.request.prompt_tokens for state in states]),
+            adjusted=adjusted,
+            num_best=max((p.logprobs for p in params if p.logprobs is not None), default=None),
         )
 
     @cached_property
+    def filtered(self) -> list[int]:
+        return [row for row, p in enumerate(self.params) if not p.is_greedy and (p.top_k or p.top_p < 1)]
+
+    @cached_property
+    def cold(self) -> bool:
+        return any(p.temperature < _COLD for p in self.params if not p.is_greedy)
+
+    @cached_property
     def seeds(self) -> np.ndarray:
-        return np.array([id if p.seed is None else p.seed for id, p in zip(self.request_ids, self.params)])
+        """uint64 [rows]; a request without a seed has its number."""
+        given = [(row.request.request.request_id, p.seed) for row, p in zip(self.rows, self.params)]
+        return np.array([number % 2**64 if seed is None else seed for number, seed in given], np.uint64)
+
+    @cached_property
+    def samples(self) -> np.ndarray:
+        return np.array([row.index for row in self.rows])
 
     def column(self, name: str, device: torch.device) -> Tensor:
         """One of COLUMNS for every row, float32 [rows, 1]; uploaded once."""
@@ -78,26 +104,35 @@ class SamplingPlan:
         return self._columns[name]
 
 
-def _is_greedy(params: SamplingParams) -> bool:
-    return params.temperature == 0 or params.use_beam_search
-
-
 COLUMNS: dict[str, Callable[[SamplingParams], float]] = {
-    "temperature": lambda params: params.temperature or 1.0,
-    "top_k": lambda params: params.top_k or np.inf,
+    "temperature": lambda params: 1.0 if params.is_greedy else min(max(params.temperature, 1e-37), 1e37),
+    "top_k": lambda params: min(params.top_k, 2**31) or np.inf,
     "top_p": lambda params: params.top_p,
-    "is_greedy": _is_greedy,
+    "is_greedy": lambda params: params.is_greedy,
 }
 
 
 def sample(logits: Tensor, plan: SamplingPlan, positions: np.ndarray) -> Tensor:
     """logits [rows, vocabulary] -> tokens int64 [rows]; `positions` int64 [rows] counts each row's tokens so far."""
     best = logits.argmax(-1)
+    if plan.adjusted:
+        rows = upload(np.array(plan.adjusted), logits.device)
+        own = _adjusted(logits[rows].float(), plan, positions)
+        best = best.index_copy(0, rows, own.argmax(-1))
     if plan.all_greedy:
         return best
-    scores = logits.float() / plan.column("temperature", logits.device)
-    if any(p.top_k or p.top_p < 1 for p in plan.params):
-        scores = scores.masked_fill(scores < _threshold(scores, plan), -torch.inf)
+    scores = logits.float()
+    if plan.adjusted:
+        scores = scores.index_copy(0, rows, own)
+    temperature = plan.column("temperature", logits.device)
+    if plan.cold:
+        scores = torch.where(temperature < _COLD, scores - scores.amax(-1, keepdim=True), scores)
+    scores = scores / temperature
+    if plan.filtered:
+        rows = upload(np.array(plan.filtered), logits.device)
+        kept = scores[rows]
+        threshold = _threshold(kept, *(plan.column(name, logits.device)[rows] for name in ("top_k", "top_p")))
+        scores = scores.index_copy(0, rows, kept.masked_fill(kept < threshold, -torch.inf))
     # In the order of the vocabulary, not of the scores: two nearly equal scores that swap then change nothing.
     cumulative = scores.softmax(-1).double().cumsum(-1)
     u = upload(uniform(plan.seeds, plan.samples, positions), logits.device)
@@ -105,15 +140,41 @@ def sample(logits: Tensor, plan: SamplingPlan, positions: np.ndarray) -> Tensor:
     return torch.where(plan.column("is_greedy", logits.device)[:, 0] > 0, best, drawn)
 
 
-def _threshold(scores: Tensor, plan: SamplingPlan) -> Tensor:
+def _threshold(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """The lowest score that top-k, and then top-p of what it leaves, keep. [rows, 1]"""
     ordered = scores.sort(-1, descending=True).values
     rank = torch.arange(scores.shape[-1], device=scores.device)
-    ordered = ordered.masked_fill(rank >= plan.column("top_k", scores.device), -torch.inf)
+    ordered = ordered.masked_fill(rank >= top_k, -torch.inf)
     probability = ordered.softmax(-1)
-    kept = probability.cumsum(-1) - probability < plan.column("top_p", scores.device)
+    kept = (probability.cumsum(-1) - probability < top_p) | (top_p >= 1)
     last = (kept & (ordered > -torch.inf)).sum(-1, keepdim=True) - 1
-    return ordered.gather(-1, last)
+    return ordered.gather(-1, last.clamp(min=0))
+
+
+def _adjusted(logits: Tensor, plan: SamplingPlan, positions: np.ndarray) -> Tensor:
+    """The logits, float32 [adjusted rows, vocabulary], without stop tokens before `min_tokens`, and with penalties.
+
+    A row's own tokens are all known here: a plan with such rows waits for each step."""
+    vocabulary = logits.shape[-1]
+    barred, places, changes = [], [], []
+    for place, row in enumerate(plan.adjusted):
+        state, params = plan.rows[row], plan.params[row]
+        if positions[row] < params.min_tokens:
+            barred += [place * vocabulary + token for token in state.request.stops]
+        output = np.array(state.tokens, np.int64)
+        seen = np.unique(np.concatenate([state.request.prompt, output]))
+        counts = np.bincount(output, minlength=vocabulary)[seen]
+        lower = params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+        places.append(place * vocabulary + seen)
+        changes.append(np.stack([np.full(len(seen), params.repetition_penalty), lower]))
+    flat = logits.flatten()
+    at = upload(np.concatenate(places), logits.device)
+    divisor, lower = upload(np.concatenate(changes, axis=1).astype(np.float32), logits.device)
+    values = flat[at]
+    flat = flat.index_copy(0, at, torch.where(values > 0, values / divisor, values * divisor) - lower)
+    if barred:
+        flat = flat.index_fill(0, upload(np.array(barred), logits.device), -torch.inf)
+    return flat.view_as(logits)
 
 
 def logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -122,44 +183,8 @@ def logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
     return logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
 
 
-@dataclass(frozen=True)
-class BeamStep:
-    """Beam i continues beam `parents[i]` with `tokens[i]`; `logprobs[i]` is that token's."""
-
-    parents: list[int]
-    tokens: list[int]
-    logprobs: list[float]
-
-
-def advance_beams(states: list[RequestState], logits: Tensor) -> list[BeamStep]:
-    """The best continuations of each group's beams, given logits [groups, beams, vocabulary]; updates `beam_scores`.
-
-    A beam that lives on keeps its place (the memory manager relies on it): of its continuations the best stays there,
-    the others take the places of beams that end."""
-    width, vocabulary = logits.shape[1:]
-    # At the first step all beams are still the same prompt: only the first one's continuations count.
-    start = [[0.0] + [-np.inf] * (width - 1) if state.beam_scores is None else state.beam_scores for state in states]
-    scores = logits.float().log_softmax(-1)
-    totals = scores + upload(np.array(start, np.float32), logits.device)[:, :, None]
-    best, index = totals.flatten(1).topk(width)
-    own = scores.flatten(1).gather(1, index)
-    best, own, index = best.cpu().numpy(), own.tolist(), index.cpu().numpy()
-    steps, origins, chosen = [], index // vocabulary, (index % vocabulary).tolist()
-    for state, total, value, origin, token in zip(states, best, own, origins, chosen):
-        places = _places(origin.tolist())
-        parents = list(range(width)) if state.beam_scores is None else origin[places].tolist()
-        state.beam_scores = total[places]
-        steps.append(BeamStep(parents, [token[rank] for rank in places], [value[rank] for rank in places]))
-    return steps
-
-
-def _places(origin: list[int]) -> list[int]:
-    """place -> rank of the continuation that takes it, given the beam that each rank continues."""
-    chosen: list[int | None] = [None] * len(origin)
-    waiting = []
-    for rank, parent in enumerate(origin):
-        if chosen[parent] is None:
-            chosen[parent] = rank
-        else:
-            waiting.append(rank)
-    return [waiting.pop(0) if rank is None else rank for rank in chosen]
+def best_logprobs(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The model's `count` best log-probabilities, best first, float32 [rows, count], and their tokens, int64."""
+    logits = logits.float()
+    values, tokens = logits.topk(count)
+    return values - logits.logsumexp(-1, keepdim=True), tokens

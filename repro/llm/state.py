@@ -3,27 +3,66 @@
 The scheduler works without ever seeing a token; the tokens are here."""
 
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from repro.engine.sequence import Request, Sequence
 
 
+class Best(NamedTuple):
+    """The best tokens of one step and their log-probabilities, best first."""
+
+    values: list[float]
+    tokens: list[int]
+
+    @staticmethod
+    def rows(values: Any, tokens: Any) -> list["Best"]:
+        """One a row of two arrays or tensors [rows, count]."""
+        return [Best(*row) for row in zip(values.tolist(), tokens.tolist())]
+
+    def of(self, count: int, token: int, value: float) -> dict[int, float]:
+        """The `count` best as token -> log-probability, and the chosen token's wherever it stands."""
+        return dict(zip(self.tokens[:count], self.values[:count])) | {token: value}
+
+
 @dataclass(slots=True, eq=False)
 class SequenceState:
     """One sequence's output. `logprobs` are the model's own (temperature 1), empty if they are not asked for.
 
-    `stopped` says that it ended before its length limit, by a stop token (which is kept as its last token)."""
+    `best_logprobs` has, for each token, the best log-probabilities asked for. `stopped` says that a stop token, kept as
+    the last one, or a stop text ended it, and `stop_reason` which; the text before it is `text_end` characters long.
+    `num_chars` of the text have been searched for stop texts. `score` is that of a finished beam."""
 
     request: "RequestState"
     index: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    best_logprobs: list[dict[int, float]] = field(default_factory=list)
     stopped: bool = False
+    stop_reason: int | str | None = None
+    text_end: int | None = None
+    num_chars: int = 0
+    score: float | None = None
 
     @property
     def cumulative_logprob(self) -> float:
         return float(sum(self.logprobs))
+
+    def stops(self, tokenizer: Any) -> bool:
+        """Whether the newest token ends the output; notes why."""
+        sampling, token = self.request.request.sampling, self.tokens[-1]
+        if token in self.request.stops:
+            self.stop_reason = token
+        elif sampling.stop:
+            text = tokenizer.decode(self.tokens, skip_special_tokens=True)
+            # Only what is new: a text that came before `min_tokens` does not count.
+            places = [(text.find(one, max(0, self.num_chars - len(one) + 1)), one) for one in sampling.stop]
+            self.num_chars = len(text.rstrip("\ufffd"))  # the beginning of a character, not yet the character
+            found = [(place, one) for place, one in places if place >= 0]
+            if found and len(self.tokens) >= sampling.min_tokens:
+                self.text_end, self.stop_reason = min(found)
+        return self.stop_reason is not None
 
     def token_ids(self, start: int, stop: int) -> np.ndarray:
         """Tokens at positions start .. stop-1 of prompt and output, int64."""
@@ -35,19 +74,27 @@ class SequenceState:
 
 @dataclass(eq=False)
 class RequestState:
-    """A request with its prompt's token ids, int64 [prompt_tokens]; `sequences` in the order of its samples;
-    `beam_scores`, the sums of log-probabilities by which beams are ranked."""
+    """A request with its prompt's token ids, int64 [prompt_tokens], and the tokens that end an output.
+
+    `sequences` in the order of its samples. Beams: `beam_scores` are the sums of log-probabilities of those that go on;
+    `finished_beams`, the best n that ended, best first. `prompt_logprobs` as in RequestResult."""
 
     request: Request
     prompt: np.ndarray
+    stops: frozenset[int] = frozenset()
     sequences: list[SequenceState] = field(default_factory=list)
     by_seq: dict[Sequence, SequenceState] = field(default_factory=dict)
     beam_scores: np.ndarray | None = None
+    finished_beams: list[SequenceState] = field(default_factory=list)
+    prompt_logprobs: list[dict[int, float] | None] | None = None
     num_unfinished: int = 0
 
     def __post_init__(self) -> None:
-        self.num_unfinished = self.request.sampling.n
-        self.sequences = [SequenceState(self, index) for index in range(self.request.sampling.n)]
+        sampling = self.request.sampling
+        self.num_unfinished = sampling.n
+        self.sequences = [SequenceState(self, index) for index in range(sampling.n)]
+        self.is_adjusted = sampling.changes_logits and not sampling.use_beam_search
+        self.can_stop = bool(self.stops or sampling.stop)
 
     @property
     def last_stored(self) -> int:
@@ -56,7 +103,5 @@ class RequestState:
 
     @property
     def ranked(self) -> list[SequenceState]:
-        """The sequences, best beam first."""
-        if self.beam_scores is None:
-            return self.sequences
-        return [self.sequences[place] for place in np.argsort(-self.beam_scores, kind="stable")]
+        """The samples, or the finished beams, best first."""
+        return self.finished_beams if self.request.sampling.use_beam_search else self.sequences

@@ -10,11 +10,13 @@ units are nearly idle: a prompt costs only what its arithmetic takes beyond that
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
+from repro.engine.checks import number, user_facing
 from repro.engine.errors import UserError
 from repro.engine.memory.interface import OpKind
 from repro.engine.scheduler import SchedulerOutput
 
 
+@user_facing
 @dataclass(frozen=True)
 class CostModel:
     """Seconds per unit, by the formula above. `name` says on which machine, and goes into every row as its device."""
@@ -31,11 +33,7 @@ class CostModel:
 
     def __post_init__(self) -> None:
         for field in fields(self)[1:]:
-            value = getattr(self, field.name)
-            if not 0 <= value < float("inf"):
-                raise UserError(
-                    f"cost model {self.name}: {field.name} = {value} must be finite and not negative (seconds)"
-                )
+            number(f"cost model {self.name}: {field.name}", getattr(self, field.name), 0)
         if self.fixed_s <= 0:
             raise UserError(f"cost model {self.name}: fixed_s = {self.fixed_s}, but an iteration must take some time")
 

@@ -10,8 +10,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from repro.engine.config import GB, MODELS, Deployment, lookup
-from repro.engine.errors import UserError
+from repro.engine.checks import flag, number, user_facing
+from repro.engine.config import DEPLOYMENTS, GB, MODELS, Deployment, check_block_size, lookup
 from repro.simulate.cost_model import CostModel
 
 PROFILES = ("a100-2023", "datasheet")
@@ -28,9 +28,10 @@ def context_splits() -> tuple[str, ...]:
     return tuple(a100_2023()["context_splits"])
 
 
+@user_facing
 def cost_model(
     profile: str,
-    deployment: Deployment,
+    deployment: Deployment | str,
     block_size: int = 16,
     *,
     anchor: str | None = None,
@@ -47,8 +48,11 @@ def cost_model(
     assumptions. `per_request_ms` moves as much of the cost of a sequence to its request, which matters where requests
     have several sequences. `beam_search` adds what its steps cost. All six only mean something for "a100-2023".
     UserError for unknown names and impossible values."""
-    if profile not in PROFILES:
-        raise UserError(f"unknown cost profile {profile!r}; known: {', '.join(PROFILES)}")
+    lookup("cost profile", dict.fromkeys(PROFILES), profile)
+    if not isinstance(deployment, Deployment):
+        deployment = lookup("deployment", DEPLOYMENTS, deployment)
+    check_block_size(block_size)
+    flag("beam_search", beam_search)
     device, model, gpus = deployment.device, deployment.model, deployment.num_gpus
     block_bytes = block_size * model.kv_bytes_per_token / gpus
     weight_read_s = model.weight_bytes / gpus / device.bytes_per_s
@@ -62,17 +66,15 @@ def cost_model(
     data = a100_2023()
     decode = data["decode"]
     efficiency = data["prefill_efficiency"] if prefill_efficiency is None else prefill_efficiency
-    if not 0 < efficiency <= 1:
-        raise UserError(
-            f"prefill_efficiency = {efficiency} must be above 0 and at most 1, a share of the datasheet's rate"
-        )
-    if anchor_ms is None:
+    number("prefill_efficiency", efficiency, 0, 1, above=True)
+    if anchor_ms is not None:
+        number("anchor_ms", anchor_ms, -1e9)
+    else:
         anchor_ms = 0.0 if anchor is None else lookup("split", lookup("anchor", data["anchors_ms"], anchor), split)
     read_ms = lookup("split", data["context_splits"], split) * 1e3 * context_s
     per_token_ms = min(read_ms, decode["per_seq_ms"] / decode["context_tokens"])
     per_seq_ms = max(0.0, decode["per_seq_ms"] - per_token_ms * decode["context_tokens"])
-    if not 0 <= per_request_ms <= per_seq_ms:
-        raise UserError(f"per_request_ms = {per_request_ms} must be from 0 to the {per_seq_ms:.4f} ms of a sequence")
+    number("per_request_ms", per_request_ms, 0, per_seq_ms)
     if beam_search:
         anchor_ms += data["beam_step_ms"]
     layers = model.num_layers / MODELS[decode["model"]].num_layers

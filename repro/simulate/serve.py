@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from repro.engine.config import DEPLOYMENTS, GIB, Deployment, lookup
+from repro.engine.checks import instance, number, several, user_facing, whole
+from repro.engine.config import DEPLOYMENTS, GIB, Deployment, check_block_size, lookup
 from repro.engine.errors import UserError
 from repro.engine.events import Event
 from repro.engine.loop import Engine, Observer, Outcome
@@ -88,6 +89,7 @@ def requests_of(trace: Trace, sampling: SamplingParams, prefix_id: str | None = 
         yield Request(index, arrival, prompt, output, sampling, prefix_id)
 
 
+@user_facing
 def serve(
     system: System | str,
     deployment: Deployment | str,
@@ -112,18 +114,26 @@ def serve(
     their full blocks once, before the first request (§4.4); the others compute and hold them for each request. Beam
     search needs `beams`, which says where they continue.
 
-    UserError for an unknown name, if the pool cannot hold one of the requests at its full length, or if beam search
-    comes without `beams`."""
-    if isinstance(deployment, str):
+    UserError for an unknown name or an argument of another kind, if the pool cannot hold one of the requests at its
+    full length, or if beam search comes without `beams`."""
+    instance("trace", trace, Trace, "a Trace, such as repro.make_trace makes")
+    if not isinstance(deployment, Deployment):
         deployment = lookup("deployment", DEPLOYMENTS, deployment)
-    if isinstance(system, str):
+    if not isinstance(system, System):
         system = system_for(system, deployment, trace.name)
-    if sampling.use_beam_search and beams is None:
+    block_size = check_block_size(block_size)
+    instance("sampling", sampling, SamplingParams, "a SamplingParams")
+    if log is not None:
+        instance("log", log, list, "a list, which the events are added to")
+    whole("shared_prefix_tokens", shared_prefix_tokens)
+    if sampling.use_beam_search and not hasattr(beams, "parents"):
         raise UserError(
             "a simulated beam search must be told which beams survive; give it repro.simulate.beams.recording(...)"
         )
-    if usage_every_s is not None and not 0 < usage_every_s < math.inf:
-        raise UserError(f"usage_every_s = {usage_every_s} must be a finite number of seconds above 0")
+    if usage_every_s is not None:
+        number("usage_every_s", usage_every_s, 0, above=True)
+    if cost_model is not None and not hasattr(cost_model, "step_times"):
+        instance("cost_model", cost_model, CostModel, "what repro.cost_model(profile, deployment) makes")
     if cost_model is None:
         cost_model = profiles.cost_model("a100-2023", deployment, block_size, beam_search=sampling.use_beam_search)
     block_bytes = block_size * deployment.model.kv_bytes_per_token // deployment.num_gpus
@@ -134,7 +144,7 @@ def serve(
     if prefix_id and isinstance(manager, PagedKVCacheManager):
         manager.store_prefix(prefix_id, shared_prefix_tokens)
     samples = None if usage_every_s is None else UsageSamples(0.0, math.inf, usage_every_s)
-    watching = [*observers, *([samples] if samples else [])]
+    watching = [*several("observers", observers, Observer, "a list of Observers"), *([samples] if samples else [])]
     engine = Engine(Scheduler(manager, system.scheduler, log), SimulatedExecutor(cost_model, beams), observers=watching)
     with _collector_paused():
         return Served(engine.run(requests_of(trace, sampling, prefix_id)), engine, log, samples)

@@ -3,10 +3,11 @@
 `make_trace` is the front door. The default needs no file and no network; `lengths` chooses another source. Importing
 this package loads numpy only."""
 
-from numbers import Integral
+import os
 from pathlib import Path
 
-from repro.engine.errors import UserError
+from repro.engine.checks import instance, user_facing, whole
+from repro.engine.config import lookup
 from repro.workloads.fig11 import EMBEDDED, fig11_lengths
 from repro.workloads.hub import DATASET_SUFFIXES, OPT_TOKENIZER, lengths_from_dataset
 from repro.workloads.lengths import LengthPairs, LengthSource, lengths_from_csv
@@ -29,14 +30,15 @@ __all__ = [
 ]
 
 
+@user_facing
 def make_trace(
     workload: str,
     rate: float,
     duration_s: float,
     seed: int,
-    lengths: str | None = None,
+    lengths: str | os.PathLike[str] | None = None,
     max_model_len: int = 2048,
-    tokenizer: str = OPT_TOKENIZER,
+    tokenizer: str | os.PathLike[str] = OPT_TOKENIZER,
 ) -> Trace:
     """The trace of one experiment: Poisson arrivals at `rate` requests/s for `duration_s` s (section 6.1).
 
@@ -48,10 +50,8 @@ def make_trace(
     lengths go with them: the same requests in the same order, more of them at the higher rate. A file's or data set's
     first N pairs are shuffled anew for every N (`LengthPairs.draw`). Raises UserError for an unknown workload, numbers
     that cannot be, or a source that cannot be read."""
-    if workload not in WORKLOADS:
-        raise UserError(f"unknown workload {workload!r}: the known ones are {', '.join(WORKLOADS)}")
-    if isinstance(max_model_len, bool) or not isinstance(max_model_len, Integral) or max_model_len < 2:
-        raise UserError(f"max_model_len is {max_model_len!r}: it must be a whole number of at least 2 tokens")
+    lookup("workload", dict.fromkeys(WORKLOADS), workload)
+    whole("max_model_len", max_model_len, 2)
     check_arrivals(rate, duration_s, seed)  # before a source that may take minutes
     return build_trace(workload, length_source(workload, lengths, max_model_len, tokenizer), rate, duration_s, seed)
 
@@ -62,6 +62,8 @@ def length_source(
     """Where a trace's lengths come from; `lengths` and the rest as for `make_trace`."""
     if lengths is None:
         return fig11_lengths(workload, max_model_len)
+    lengths = os.fspath(instance("lengths", lengths, (str, os.PathLike), "the name of a file, 'hub' or None"))
+    tokenizer = os.fspath(instance("tokenizer", tokenizer, (str, os.PathLike), "a hub id or a folder"))
     if lengths == "hub" or Path(lengths).suffix in DATASET_SUFFIXES:
         return lengths_from_dataset(workload, None if lengths == "hub" else lengths, tokenizer, max_model_len)
     return lengths_from_csv(lengths, workload, max_model_len)

@@ -8,11 +8,11 @@ import functools
 import hashlib
 import math
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
+from repro.engine.checks import instance, number, whole
 from repro.engine.errors import UserError
 from repro.workloads.lengths import ARRIVALS_STREAM, LengthSource, SourceFacts
 
@@ -85,7 +85,7 @@ def _whole(values: tuple[float, ...]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Requests in order of arrival: three arrays of one length, read-only. ValueError where they cannot be a trace."""
+    """Requests in order of arrival: three arrays of one length, read-only. UserError where they cannot be a trace."""
 
     name: str
     arrival_s: np.ndarray  # float64, not decreasing
@@ -95,16 +95,14 @@ class Trace:
 
     def __post_init__(self) -> None:
         for field, dtype in _DTYPES.items():
-            array = getattr(self, field)
+            array = instance(field, getattr(self, field), np.ndarray, "an array")
             if array.dtype != dtype or array.shape != self.arrival_s.shape or array.ndim != 1:
-                raise ValueError(
-                    f"{field}: need {dtype.__name__}, one value a request; got {array.dtype} {array.shape}"
-                )
+                raise UserError(f"{field}: need {dtype.__name__}, one value a request; got {array.dtype} {array.shape}")
             array.setflags(write=False)
-        if not np.isfinite(self.arrival_s).all() or (np.diff(self.arrival_s) < 0).any():
-            raise ValueError("arrival_s must be finite and must not decrease")
+        if not np.isfinite(self.arrival_s).all() or (np.diff(self.arrival_s, prepend=0.0) < 0).any():
+            raise UserError("arrival_s must be finite, not negative, and must not decrease")
         if len(self) and min(self.prompt_tokens.min(), self.output_tokens.min()) < 1:
-            raise ValueError("every prompt and every output has at least one token")
+            raise UserError("every prompt and every output has at least one token")
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -124,11 +122,9 @@ def _hash_arrays(*arrays: np.ndarray) -> str:
 
 def check_arrivals(rate_per_s: float, duration_s: float, seed: int) -> None:
     """UserError where rate, duration or seed cannot be, or the trace would be absurdly long."""
-    for name, value, unit in (("rate", rate_per_s, "requests/s"), ("duration_s", duration_s, "seconds")):
-        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value <= 0:
-            raise UserError(f"{name} is {value!r}: it must be a positive number of {unit}")
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
-        raise UserError(f"seed is {seed!r}: it must be a whole number of at least 0")
+    number("rate", rate_per_s, 0, above=True)
+    number("duration_s", duration_s, 0, above=True)
+    whole("seed", seed, 0, math.inf)
     expected = rate_per_s * duration_s
     if expected > MAX_REQUESTS:
         raise UserError(

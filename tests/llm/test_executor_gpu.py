@@ -130,3 +130,29 @@ def test_running_out_of_memory_is_one_clear_message_and_the_engine_stays_usable(
 def test_a_model_larger_than_the_gpu_is_refused_before_it_is_made():
     with pytest.raises(UserError, match="'opt-175b' in float32 does not fit: it takes 6"):
         models.load("opt-175b", "cuda", "float32")
+
+
+def test_penalties_log_probabilities_and_stops_are_those_of_the_cpu_with_and_without_graphs():
+    """In one batch with plain requests, which keep their tokens; float32, so that the devices' tokens are equal."""
+    kinds = [
+        SamplingParams(temperature=0, max_tokens=12, repetition_penalty=1.4, frequency_penalty=0.5, logprobs=3),
+        SamplingParams(temperature=0, max_tokens=12),
+        SamplingParams(temperature=0, max_tokens=12, min_tokens=8, stop_token_ids=range(0, 101, 3), prompt_logprobs=2),
+        SamplingParams(n=3, use_beam_search=True, max_tokens=12, stop_token_ids=range(1, 101, 4), logprobs=2),
+        SamplingParams(temperature=0, max_tokens=12, presence_penalty=-1.0, prompt_logprobs=0),
+    ]
+    prompts = [[5, 6, 7, 8, 9 + place] for place in range(10)]
+    found = []
+    for device, graphs in (("cpu", False), ("cuda", False), ("cuda", True)):
+        llm = LLM(on(device, "llama"), block_size=4, pool=PoolSize(num_blocks=300), graphs=graphs, quiet=True)
+        made = llm.generate(prompts, kinds * 2, progress=False)
+        plain = llm.generate(prompts[1::5], kinds[1], progress=False)
+        assert [one.token_ids for one in plain] == [one.token_ids for one in made][1::5]
+        found.append(made)
+    for made in found[1:]:
+        for ours, theirs in zip(made, found[0], strict=True):
+            assert ours.token_ids == theirs.token_ids
+            pairs = [(ours.prompt_logprobs or [], theirs.prompt_logprobs or [])]
+            pairs += [(a.best_logprobs or [], b.best_logprobs or []) for a, b in zip(ours.samples, theirs.samples)]
+            for one, other in (pair for both in pairs for pair in zip(*both, strict=True)):
+                assert one == other or one == pytest.approx(other, abs=1e-3)

@@ -112,7 +112,7 @@ def test_a_request_that_cannot_run_is_refused_and_the_engine_stays_usable(tiny, 
     "message, options",
     [
         ("sized twice", lambda: {"pool": PoolSize(num_blocks=3, kv_gib=1)}),
-        ("must be positive", lambda: {"pool": PoolSize(kv_gib=-1)}),
+        ("finite number above 0", lambda: {"pool": PoolSize(kv_gib=-1)}),
         ("holds no block", lambda: {"pool": PoolSize(kv_gib=1e-9)}),
         ("for GPUs", lambda: {"pool": PoolSize(free_share=0.5)}),
         ("power of two", lambda: {"block_size": 12}),

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from repro.engine.sequence import Request, SamplingParams
-from repro.llm.sampler import SamplingPlan, advance_beams, logprobs, sample, uniform
+from repro.llm.sampler import SamplingPlan, logprobs, sample, uniform
 from repro.llm.state import RequestState
 
 VOCABULARY = 50
@@ -19,7 +19,7 @@ def plan(*params: SamplingParams) -> SamplingPlan:
         RequestState(Request(index, 0.0, 1, 1, one), np.zeros(1, np.int64)).sequences[0]
         for index, one in enumerate(params)
     ]
-    return SamplingPlan.of(rows, can_stop=False)
+    return SamplingPlan.of(rows)
 
 
 def exact(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
@@ -91,43 +91,3 @@ def test_logprobs_are_those_of_the_softmax():
     tokens = torch.tensor([3, 0, 49, 7])
     expected = logits.double().softmax(-1).log()[torch.arange(4), tokens]
     assert torch.allclose(logprobs(logits, tokens).double(), expected, atol=1e-5)
-
-
-def test_groups_of_beams_advance_together_as_each_does_alone():
-    """Some at their first step, some later; the choices of one do not depend on the others'."""
-    rng = np.random.default_rng(3)
-    for width in (2, 4, 6):
-        request = Request(0, 0.0, 1, 9, SamplingParams(n=width, use_beam_search=True))
-        scores = [
-            None,
-            np.sort(rng.normal(size=width).astype(np.float32)),
-            None,
-            rng.normal(size=width).astype(np.float32),
-        ]
-        logits = torch.tensor(rng.normal(size=(4, width, VOCABULARY)) * 3)
-        together, alone = (
-            [RequestState(request, np.zeros(1, np.int64), beam_scores=given) for given in scores] for _ in range(2)
-        )
-        steps = advance_beams(together, logits)
-        assert steps == [advance_beams([state], logits[place : place + 1])[0] for place, state in enumerate(alone)]
-        for one, other in zip(together, alone):
-            assert np.array_equal(one.beam_scores, other.beam_scores)
-
-
-def test_beams_that_live_on_keep_their_place():
-    rng = np.random.default_rng(2)
-    for _ in range(200):
-        width = int(rng.integers(2, 7))
-        state = RequestState(
-            Request(0, 0.0, 1, 9, SamplingParams(n=width, use_beam_search=True)), np.zeros(1, np.int64)
-        )
-        (first,) = advance_beams([state], torch.randn(1, 1, VOCABULARY).expand(-1, width, -1))
-        assert first.parents == list(range(width)) and len(set(first.tokens)) == width
-        before = state.beam_scores.copy()
-        logits = torch.tensor(rng.normal(size=(width, VOCABULARY)) * 3)
-        (step,) = advance_beams([state], logits[None])
-        assert all(step.parents[parent] == parent for parent in step.parents)
-        totals = before[:, None] + logits.log_softmax(-1).numpy()
-        best = {divmod(index, VOCABULARY) for index in np.argsort(-totals.ravel())[:width].tolist()}
-        assert set(zip(step.parents, step.tokens)) == best
-        assert np.allclose(state.beam_scores, [totals[pair] for pair in zip(step.parents, step.tokens)], atol=1e-4)

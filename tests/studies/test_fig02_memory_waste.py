@@ -31,7 +31,7 @@ from repro.studies import fig02_memory_waste as study
         (dict(block_size=24), "block_size = 24"),
         (dict(block_size=512), "block_size = 512"),
         (dict(kv_slots=2048), "kv_slots = 2048"),
-        (dict(kv_slots=0), "num_gpus = 1 and kv_slots = 0 must both be at least 1"),
+        (dict(kv_slots=0), "kv_slots = 0 must be a whole number of at least 1"),
     ],
 )
 def test_bad_parameters_are_refused_by_name(changes, named):

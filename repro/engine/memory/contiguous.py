@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from repro.engine.checks import whole
 from repro.engine.errors import UserError
 from repro.engine.memory.buddy import BuddyAllocator
 from repro.engine.memory.interface import CacheOp, KVCacheManager, MemoryUsage, check_parents
@@ -68,7 +69,7 @@ class ContiguousKVCacheManager(KVCacheManager):
     ) -> None:
         super().__init__(num_blocks, block_size)
         self.reservation = reservation
-        self.max_model_len = max_model_len
+        self.max_model_len = whole("max_model_len", max_model_len, 1)
         self.allocator = allocator or BuddyAllocator(num_blocks, BuddyAllocator.rounded(self.cdiv(max_model_len)))
         self._tables: dict[Sequence, list[int]] = {}
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from repro.engine.checks import whole
 from repro.engine.config import check_block_size
 from repro.engine.errors import UserError
 from repro.engine.sequence import Sequence, SequenceGroup
@@ -67,9 +68,7 @@ class KVCacheManager(ABC):
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = check_block_size(block_size)
-        if num_blocks < 1:
-            raise UserError(f"a pool of {num_blocks} blocks cannot hold a request; give it at least 1 block")
-        self.num_blocks = num_blocks
+        self.num_blocks = whole("num_blocks", num_blocks, 1, 2**32)
 
     @abstractmethod
     def fits(self, group: SequenceGroup) -> bool:
@@ -87,6 +86,11 @@ class KVCacheManager(ABC):
     def spread_prompt(self, group: SequenceGroup, num_tokens: int) -> list[CacheOp]:
         """Copies that bring a prompt just computed, once, to all sequences; they belong to the next iteration."""
         return [] if self.shares else self.copies(group, [0] * len(group.seqs), num_tokens)
+
+    def store_prefix(self, prefix_id: str, num_tokens: int) -> int:
+        """Keep a prefix for all requests that name it; how many of its tokens are shared. UserError if that cannot
+        be."""
+        raise UserError("a shared prefix needs paged memory; use the system 'vllm'")
 
     def prefix_tokens(self, group: SequenceGroup) -> int:
         """Prompt tokens whose K/V is stored already (§4.4, shared prefix)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from repro.engine.checks import number, whole
 from repro.engine.errors import UserError
 from repro.engine.memory.block_allocator import BlockAllocator
 from repro.engine.memory.interface import CacheOp, KVCacheManager, MemoryUsage, OpKind, check_parents
@@ -23,13 +24,11 @@ class PagedKVCacheManager(KVCacheManager):
 
     def __init__(self, num_blocks: int, block_size: int = 16, watermark: float = 0.01, num_cpu_blocks: int = 0) -> None:
         super().__init__(num_blocks, block_size)
-        if not 0 <= watermark < 1:
-            raise UserError(f"watermark = {watermark}: the share of blocks kept free at admission must be in [0, 1)")
-        if num_cpu_blocks < 0:
-            raise UserError(f"num_cpu_blocks = {num_cpu_blocks} must not be negative (0: no swap space)")
+        if number("watermark", watermark, 0) >= 1:
+            raise UserError(f"watermark = {watermark}: the share of blocks kept free at admission must be below 1")
         self.watermark_blocks = int(watermark * num_blocks)
-        self.gpu = BlockAllocator(num_blocks)
-        self.cpu = BlockAllocator(num_cpu_blocks)
+        self.gpu = BlockAllocator(self.num_blocks)
+        self.cpu = BlockAllocator(whole("num_cpu_blocks", num_cpu_blocks, 0, 2**32))
         self._tables: dict[Sequence, list[int]] = {}
         self._prefixes: dict[str, list[int]] = {}
 
@@ -40,7 +39,7 @@ class PagedKVCacheManager(KVCacheManager):
     # Shared prefixes (§4.4)
 
     def store_prefix(self, prefix_id: str, num_tokens: int) -> int:
-        """Keep a prefix for all requests that name it; how many of its tokens are shared (whole blocks)."""
+        """As the interface says; whole blocks are shared."""
         if prefix_id in self._prefixes:
             raise UserError(f"prefix {prefix_id!r} is stored already")
         count = num_tokens // self.block_size

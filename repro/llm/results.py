@@ -1,0 +1,146 @@
+"""What `LLM.generate` returns: samples, results, and what the engine did."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from repro.engine.events import Event
+from repro.engine.loop import Outcome
+from repro.engine.memory import OpKind
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One output: `logprobs` per token under the model (at temperature 1, before penalties and filters).
+
+    `finish_reason` is "stop", and `stop_reason` the token or text that ended it, or "length". `best_logprobs` has, per
+    token, the SamplingParams.logprobs best as token -> log-probability, best first, and the token's own. Beams also
+    have a `score`: the sum of their log-probabilities / length ** length_penalty."""
+
+    text: str | None
+    token_ids: list[int] = field(repr=False)
+    logprobs: list[float] = field(repr=False)
+    finish_reason: str
+    score: float | None = None
+    stop_reason: int | str | None = None
+    best_logprobs: list[dict[int, float]] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class RequestResult:
+    """A request's samples, beams best first, and when it got its first and last token (seconds from the start).
+
+    `prompt_logprobs` has, per token of the prompt, what `best_logprobs` has of an output's; None for the first one. A
+    request that was refused has an `error`, no samples and no outcome."""
+
+    prompt: str | None
+    prompt_token_ids: list[int] = field(repr=False)
+    samples: list[Sample]
+    outcome: Outcome | None = field(default=None, repr=False)
+    prompt_logprobs: list[dict[int, float] | None] | None = field(default=None, repr=False)
+    error: str | None = None
+
+    @property
+    def texts(self) -> list[str | None]:
+        return [sample.text for sample in self.samples]
+
+    @property
+    def token_ids(self) -> list[list[int]]:
+        return [sample.token_ids for sample in self.samples]
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of its samples, its own or drawn; None if nothing was random."""
+        return None if self.outcome is None else self.outcome.request.sampling.seed
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What the engine did, measured. Latencies in s; batch in sequences; pool usage as a share of all blocks, over
+    iterations. Means of nothing are NaN."""
+
+    seconds: float
+    num_iterations: int
+    prompt_tokens: int
+    output_tokens: int
+    tokens_per_s: float
+    mean_normalized_latency_s: float
+    mean_first_token_s: float
+    mean_batch: float
+    peak_batch: int
+    mean_pool_usage: float
+    peak_pool_usage: float
+    num_preemptions: int
+    blocks_copied: int
+    blocks_swapped_out: int
+    blocks_swapped_in: int
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Results in the order of the prompts; `events` is what the scheduler decided (see repro.engine.events). `seed`,
+    given to `generate` with the same prompts, gives the same samples again."""
+
+    results: list[RequestResult]
+    statistics: Statistics
+    events: list[Event] = field(repr=False)
+    seed: int
+
+    def __getitem__(self, index: int) -> RequestResult:
+        return self.results[index]
+
+    def __iter__(self) -> Iterator[RequestResult]:
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def _repr_html_(self) -> str:
+        import pandas as pd
+
+        lines = []
+        for one in self:
+            prompt = one.prompt or "token ids"
+            lines += [(prompt, s.text or f"{len(s.token_ids)} tokens", np.mean(s.logprobs)) for s in one.samples]
+            lines += [(prompt, one.error, np.nan)] if one.error else []
+        shown = pd.DataFrame(lines, columns=["prompt", "sample", "mean log-probability"]).style.hide(axis="index")
+        return shown.format(escape="html", precision=2).set_properties(**{"text-align": "left"}).to_html()
+
+
+def statistics_of(
+    results: list[RequestResult],
+    batch: list[int],
+    usage: list[float],
+    seconds: float,
+    num_preemptions: int,
+    moved: Counter[OpKind],
+) -> Statistics:
+    """Of the requests that ran; `batch` and `usage` of every iteration."""
+    results = [result for result in results if result.outcome is not None]
+    outputs = sum(len(ids) for result in results for ids in result.token_ids)
+    longest = [max(map(len, result.token_ids)) for result in results]
+    outcomes = [result.outcome for result in results]
+    latencies = [(o.finish_s - o.request.arrival_s) / tokens for o, tokens in zip(outcomes, longest)]
+    return Statistics(
+        seconds=seconds,
+        num_iterations=len(batch),
+        prompt_tokens=sum(len(result.prompt_token_ids) for result in results),
+        output_tokens=outputs,
+        tokens_per_s=outputs / seconds if outputs else 0.0,
+        mean_normalized_latency_s=_mean(latencies),
+        mean_first_token_s=_mean([o.first_token_s - o.request.arrival_s for o in outcomes]),
+        mean_batch=_mean(batch),
+        peak_batch=max(batch, default=0),
+        mean_pool_usage=_mean(usage),
+        peak_pool_usage=max(usage, default=0.0),
+        num_preemptions=num_preemptions,
+        blocks_copied=moved[OpKind.COPY],
+        blocks_swapped_out=moved[OpKind.SWAP_OUT],
+        blocks_swapped_in=moved[OpKind.SWAP_IN],
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else float("nan")
