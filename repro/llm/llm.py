@@ -97,12 +97,10 @@ class LLM:
         with contextlib.redirect_stderr(io.StringIO()) if quiet else contextlib.nullcontext():  # readers' own bars
             loaded = _loaded(model, device, dtype, hub)
         if max_model_len is not None:
-            limit = loaded.config.max_model_len
-            if whole("max_model_len", max_model_len, 1) > limit:
-                raise UserError(
-                    f"max_model_len = {max_model_len}: {loaded.config.name} takes from 1 to {limit} {loaded.limit}".strip()
-                )
-            longest = int(max_model_len)
+            longest = whole("max_model_len", max_model_len, 1)
+            if longest > loaded.config.max_model_len:
+                limit = f"{loaded.config.max_model_len} {loaded.limit}".strip()
+                raise UserError(f"max_model_len = {longest}: {loaded.config.name} takes from 1 to {limit}")
             loaded = dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, max_model_len=longest))
         self.loaded, self.tokenizer = loaded, loaded.tokenizer
         config = loaded.config
