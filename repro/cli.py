@@ -26,6 +26,9 @@ from repro.setup.environment import prepare_environment
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     prepare_environment(os.environ)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a folder's name need not be text that this terminal can show
+            stream.reconfigure(errors="backslashreplace")
     options = _parser().parse_args(arguments)
     command = shlex.join(["python", "-m", "repro", *(sys.argv[1:] if arguments is None else arguments)])
     try:

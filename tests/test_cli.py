@@ -160,8 +160,23 @@ def test_verify_notices_rows_that_the_code_does_not_give(drawn: FakeProject, cap
     sidecar.write_text(sidecar.read_text().replace('"code_hash": null', f'"code_hash": "{code}"'))
     (drawn.folder / "results" / "tiny" / "runs.csv").write_bytes(csv_of(forged["runs"]))
     assert main(["verify"]) == 1
-    said = "computed again, its rows differ: table runs: latency of row 1 is 1.0 kept and 0.30000000000000004 now"
+    said = "computed again, its rows differ: table runs: latency of row 1 is 1.0 kept and 0.3 now"
     assert said in capfd.readouterr().out
+
+
+def test_verify_tells_a_rounding_from_a_change(drawn: FakeProject, capfd: pytest.CaptureFixture[str]) -> None:
+    """Rows of another processor, or of a version that wrote all digits."""
+    run, kept = drawn.open(), drawn.open().rows()
+    kept["runs"] = kept["runs"].assign(latency=kept["runs"]["latency"] * (1 + 4e-16))
+    rows_hash, code = kept.hash(), run.hashes()["code_hash"]
+    kept.write(drawn.folder / "results" / "tiny")
+    manifest = drawn.folder / "results" / "tiny" / "manifest.json"
+    about = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(about | {"tables": kept.described(), "rows_hash": rows_hash, "code_hash": code}))
+    run.draw(kept)
+    capfd.readouterr()
+    assert main(["verify"]) == 0
+    assert capfd.readouterr().out.count("the same, but for roundings (less than 1e-09 of a number)") == 2
 
 
 def test_lengths_go_to_a_folder_of_their_own_with_all_figures(

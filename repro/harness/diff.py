@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import pandas as pd
@@ -57,15 +58,20 @@ class Difference:
 
 
 def first_difference(a: pd.DataFrame, b: pd.DataFrame) -> str:
-    """The first place where two tables differ, in words."""
+    """The first place where two tables differ by more than a rounding (SAME), in words; "" if there is none."""
     if list(a.columns) != list(b.columns):
         return f"the columns are {', '.join(map(str, a.columns))} and {', '.join(map(str, b.columns))}"
     pairs = zip(a.itertuples(index=False), b.itertuples(index=False), strict=False)
     for number, (row, other) in enumerate(pairs, start=1):
         for column, theirs, ours in zip(a.columns, row, other, strict=True):
-            if theirs != ours and not (pd.isna(theirs) and pd.isna(ours)):
+            if not _same(theirs, ours):
                 return f"{column} of row {number} is {theirs!r} kept and {ours!r} now"
-    return f"there are {len(a)} rows kept and {len(b)} now" if len(a) != len(b) else "only in how values are written"
+    return f"there are {len(a)} rows kept and {len(b)} now" if len(a) != len(b) else ""
+
+
+def _same(one: Any, other: Any) -> bool:
+    numbers = isinstance(one, Real) and isinstance(other, Real)
+    return one == other or (pd.isna(one) and pd.isna(other)) or (numbers and math.isclose(one, other, rel_tol=SAME))
 
 
 def compare(a: pd.DataFrame, b: pd.DataFrame, keys: Sequence[str]) -> Difference:

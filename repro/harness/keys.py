@@ -147,6 +147,6 @@ def _members(thing: type) -> dict[str, Any]:
 
 def _file_or_value(value: Any) -> Any:
     """A value as it is; the name of a data file as its content, so that moving the file changes nothing."""
-    if isinstance(value, (str, Path)) and str(value).endswith(DATA_SUFFIXES) and Path(value).is_file():
+    if isinstance(value, (str, Path)) and str(value).lower().endswith(DATA_SUFFIXES) and Path(value).is_file():
         return {"file": Path(value).name, "sha256": sha256_file(Path(value))}
     return str(value) if isinstance(value, Path) else value

@@ -53,6 +53,11 @@ class Parameters(BaseModel):
 
 
 def _tuples(value: Any) -> Any:
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # a lone surrogate, of a file's name that is not UTF-8 say
+            raise ValueError("holds a character that is no text and cannot be written down") from None
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 

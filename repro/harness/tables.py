@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 #: What every row says of itself, whatever its table.
 ABOUT = ("evidence", "device", "seed", "trace_hash")
+#: Significant digits of a float in a row. The order of a sum follows the processor's vector unit, and so do the last
+#: few of a float's 17 digits; these hold on every machine.
+DIGITS = 12
 Keys = Mapping[str, tuple[str, ...]]
 
 
@@ -40,7 +43,7 @@ class Rows(dict[str, "pd.DataFrame"]):
             for name, rows in content.items():
                 if name not in found:
                     raise ValueError(f"a point gave rows of a table {name!r}; the study declares {', '.join(keys)}")
-                found[name] += rows
+                found[name] += [{key: _settled(value) for key, value in row.items()} for row in rows]
         tables = {name: pd.DataFrame(rows) if rows else _empty(keys[name]) for name, rows in found.items()}
         for name, table in tables.items():
             twice = table[table.duplicated(list(keys[name]))]
@@ -92,7 +95,7 @@ def tables_hash(hashes: Mapping[str, str]) -> str:
 
 
 def csv_of(table: pd.DataFrame) -> bytes:
-    """A table as CSV text: columns and rows in their order, floats in their shortest exact form."""
+    """A table as CSV text: columns and rows in their order, floats in their shortest exact form (DIGITS at most)."""
     return table.to_csv(index=False, lineterminator="\n").encode()
 
 
@@ -107,6 +110,10 @@ def read_table(source: Path | bytes) -> pd.DataFrame:
         return pd.read_csv(io.BytesIO(data), keep_default_na=False, na_values=[""], low_memory=False)
     except (OSError, ValueError) as error:
         raise UserError(f"{name} cannot be read as rows: {str(error).splitlines()[0]}") from None
+
+
+def _settled(value: Any) -> Any:
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 def _empty(keys: Iterable[str]) -> pd.DataFrame:

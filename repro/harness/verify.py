@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from repro import paths
 from repro.engine.errors import UserError
 from repro.harness import experiment
-from repro.harness.diff import first_difference
+from repro.harness.diff import SAME, first_difference
 from repro.harness.runs import table_files
 from repro.harness.tables import Rows, read_table, tables_hash
 from repro.hashing import read_json, sha256_file
@@ -81,10 +81,11 @@ class KeptFigure:
 
 @dataclass(frozen=True)
 class Again:
-    """An experiment's rows and figures, made anew: `rows` is None where they were read and not computed."""
+    """An experiment made anew: its rows, None where they were not computed, and its figures of the kept rows."""
 
     rows: Rows | None
     figures: Mapping[str, Figure]
+    rounded: bool = False  # rows that were computed differ from the kept ones in their last digits only
 
 
 def problems_of_figure(figure: KeptFigure) -> list[str]:
@@ -123,17 +124,19 @@ def made_again(figure: KeptFigure, recompute: bool) -> Again | None:
     run = figure.run
     if figure.variant == "custom" or not (figure.tables or recompute and not run.measures_time):
         return None
+    kept = Rows.read(figure.tables, run.study.TABLES) if figure.tables else None
     if run.measures_time or not (recompute or figure.beside.get("cheap")):
-        return Again(None, run.study.draw(Rows.read(figure.tables, run.study.TABLES), run.params))
+        return Again(None, run.study.draw(kept, run.params))
     with tempfile.TemporaryDirectory(prefix="repro-verify-") as folder:
         elsewhere = replace(run.folders, points=Path(folder), results=Path(folder), figures=Path(folder))
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             computed = replace(run, folders=elsewhere).rows()
-    return Again(computed, run.study.draw(computed, run.params))
+    rounded = kept is not None and computed.written() != kept.written()
+    return Again(computed, run.study.draw(computed if kept is None else kept, run.params), rounded)
 
 
 def differences(figure: KeptFigure, again: Again) -> list[str]:
-    """Where a figure and its rows differ from what was made anew, the rows first."""
+    """Where a figure and its rows differ from what was made anew, the rows first. A rounding is no difference."""
     problems = []
     path, files = figure.path, figure.tables
     if again.rows is not None and files:
@@ -141,8 +144,7 @@ def differences(figure: KeptFigure, again: Again) -> list[str]:
         for name in sorted({*files, *computed}):
             if name not in files or name not in computed:
                 problems.append(f"computed again, it has {'no' if name in files else 'a'} table {name}")
-            elif files[name].read_bytes() != computed[name]:
-                where = first_difference(read_table(files[name]), again.rows[name])
+            elif where := first_difference(read_table(files[name]), read_table(computed[name])):
                 problems.append(f"computed again, its rows differ: table {name}: {where}")
     if path.stem not in again.figures:
         problems.append("it is no longer drawn by its experiment")
@@ -183,6 +185,7 @@ def _praise(again: Again | None) -> str:
     made = "not made again"
     if again is not None:
         made = f"{'drawn again from its rows' if again.rows is None else 'computed and drawn again'}: the same"
+        made += f", but for roundings (less than {SAME:g} of a number)" if again.rounded else ""
     return f"rows, parameters and code match; {made}"
 
 

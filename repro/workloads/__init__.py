@@ -4,12 +4,11 @@
 this package loads numpy only."""
 
 import os
-from pathlib import Path
 
 from repro.engine.checks import instance, user_facing, whole
 from repro.engine.config import lookup
 from repro.workloads.fig11 import EMBEDDED, fig11_lengths
-from repro.workloads.hub import DATASET_SUFFIXES, OPT_TOKENIZER, lengths_from_dataset
+from repro.workloads.hub import OPT_TOKENIZER, is_dataset_file, lengths_from_dataset
 from repro.workloads.lengths import LengthPairs, LengthSource, lengths_from_csv
 from repro.workloads.trace import Trace, build_trace, check_arrivals, poisson_arrivals
 
@@ -64,6 +63,6 @@ def length_source(
         return fig11_lengths(workload, max_model_len)
     lengths = os.fspath(instance("lengths", lengths, (str, os.PathLike), "the name of a file, 'hub' or None"))
     tokenizer = os.fspath(instance("tokenizer", tokenizer, (str, os.PathLike), "a hub id or a folder"))
-    if lengths == "hub" or Path(lengths).suffix in DATASET_SUFFIXES:
+    if lengths == "hub" or is_dataset_file(lengths):
         return lengths_from_dataset(workload, None if lengths == "hub" else lengths, tokenizer, max_model_len)
     return lengths_from_csv(lengths, workload, max_model_len)

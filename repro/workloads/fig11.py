@@ -185,8 +185,8 @@ def fig11_lengths(workload: str, max_model_len: int = 2048) -> JointLengths:
     paper_limit = fig11_data()["max_model_len"]
     dropped = 0.0
     if max_model_len < paper_limit:
-        kept = np.where(_over_limit(prompt, output, max_model_len), 0.0, mass)
-        dropped = 1.0 - kept.sum()
+        beyond = _over_limit(prompt, output, max_model_len)
+        kept, dropped = np.where(beyond, 0.0, mass), float(mass[beyond].sum())
         if not kept.any():
             raise UserError(f"max_model_len {max_model_len} leaves no {workload} request: raise it (the paper's: 2048)")
         mass = kept / kept.sum()

@@ -9,11 +9,13 @@ line break and the input, if there is one; lengths count the special tokens that
 authors' pairs the stock greeting of nine words and marks has ten tokens)."""
 
 import functools
+import json
 import os
+import reprlib
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,23 +37,38 @@ Row = dict[str, Any]
 TextPair = tuple[str, str]  # prompt, output
 
 
+def _text(holder: Any, *names: str) -> str:
+    """The text under the first of `names` that `holder` has; ValueError that says what is there instead."""
+    if not isinstance(holder, Mapping):
+        raise ValueError(f"{reprlib.repr(holder)} stands where {' or '.join(names)} should be")
+    value = next((holder[name] for name in names if holder.get(name) is not None), None)
+    if not isinstance(value, str):
+        raise ValueError(f"{' or '.join(names)} is {reprlib.repr(value)}, not text")
+    return value
+
+
 def sharegpt_texts(row: Row) -> TextPair | None:
-    """The first round of a conversation: the first human turn and the reply right after it, if any."""
-    turns = row["conversations"] or []
-    first = next((i for i, turn in enumerate(turns) if turn["from"] in ("human", "user")), len(turns))
-    if first + 1 >= len(turns) or turns[first + 1]["from"] in ("human", "user", "system"):
+    """The first round of a conversation: the first human turn and the reply right after it, if any. A turn has `from`
+    and `value`, or `role` and `content`."""
+    turns = row["conversations"]
+    if not isinstance(turns, list):
+        raise ValueError(f"conversations is {reprlib.repr(turns)}, not a list of turns")
+    who = [_text(turn, "from", "role") for turn in turns]
+    first = next((i for i, name in enumerate(who) if name in ("human", "user")), len(turns))
+    if first + 1 >= len(turns) or who[first + 1] in ("human", "user", "system"):
         return None
-    return turns[first]["value"] or "", turns[first + 1]["value"] or ""
+    return _text(turns[first], "value", "content"), _text(turns[first + 1], "value", "content")
 
 
 def alpaca_texts(row: Row) -> TextPair | None:
     """The instruction, with its input on the next line if there is one, and the answer."""
-    return "\n".join(part for part in (row["instruction"], row["input"]) if part), row["output"] or ""
+    asked = (_text(row, "instruction"), "" if row.get("input") is None else _text(row, "input"))
+    return "\n".join(filter(None, asked)), _text(row, "output")
 
 
 def translation_texts(row: Row) -> TextPair | None:
     """An English sentence and its German translation, without instruction or examples (section 6.4)."""
-    return row["translation"]["en"] or "", row["translation"]["de"] or ""
+    return _text(row["translation"], "en"), _text(row["translation"], "de")
 
 
 @dataclass(frozen=True)
@@ -69,9 +86,14 @@ class DatasetSpec:
 _SHAREGPT, _FILE = "anon8231489123/ShareGPT_Vicuna_unfiltered", "ShareGPT_V3_unfiltered_cleaned_split.json"
 DATASETS = {
     "sharegpt": DatasetSpec(_SHAREGPT, "train", ("conversations",), sharegpt_texts, data_files=_FILE),
-    "alpaca": DatasetSpec("tatsu-lab/alpaca", "train", ("instruction", "input", "output"), alpaca_texts),
+    "alpaca": DatasetSpec("tatsu-lab/alpaca", "train", ("instruction", "output"), alpaca_texts),
     "translation": DatasetSpec("wmt/wmt16", "test", ("translation",), translation_texts, config="de-en"),
 }
+
+
+def is_dataset_file(path: str | Path) -> bool:
+    """Whether a file's name says that it is in a data set's own format."""
+    return Path(path).suffix.lower() in DATASET_SUFFIXES
 
 
 def lengths_from_dataset(
@@ -85,7 +107,7 @@ def lengths_from_dataset(
         raise UserError(f"no data set for workload {workload!r}: the known ones are {', '.join(DATASETS)}")
     modified_ns = 0
     if path is not None:
-        if Path(path).suffix not in DATASET_SUFFIXES or not Path(path).is_file():
+        if not is_dataset_file(path) or not Path(path).is_file():
             raise UserError(f"no data set file {path!r}: need an existing {', '.join(DATASET_SUFFIXES)}; or {_REMEDY}")
         modified_ns = Path(path).stat().st_mtime_ns
     return _load(workload, path, modified_ns, tokenizer, max_model_len)
@@ -102,19 +124,18 @@ def _load(workload: str, path: str | None, modified_ns: int, tokenizer: str, max
     if missing := ", ".join(name for name in spec.columns if name not in dataset.column_names):
         raise UserError(f"{where} is not in the format of {spec.hub_id}: no column {missing} among {present}")
 
-    def count_tokens(batch: dict[str, list[Any]]) -> dict[str, list[int]]:
+    def count_tokens(batch: dict[str, list[Any]], numbers: list[int]) -> dict[str, list[int]]:
         rows = (dict(zip(batch, values)) for values in zip(*batch.values()))
-        texts = [pair for row in rows if (pair := spec.texts(row)) is not None]
-        if not texts:
+        found = (_checked(spec, where, number + 1, row) for number, row in zip(numbers, rows))
+        if not (texts := [pair for pair in found if pair is not None]):
             return {name: [] for name in COLUMNS}
         encoded = (encode(list(column))["input_ids"] for column in zip(*texts))
         return {name: [len(ids) for ids in column] for name, column in zip(COLUMNS, encoded)}
 
     features = datasets.Features({name: datasets.Value("int64") for name in COLUMNS})
+    how = {"batched": True, "with_indices": True, "remove_columns": dataset.column_names, "features": features}
     try:
-        counted = dataset.map(count_tokens, batched=True, remove_columns=dataset.column_names, features=features)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{where}: a row is not in the format of {spec.hub_id} ({_first_line(error)})") from error
+        counted = dataset.map(count_tokens, **how)
     except OSError as error:
         remedy = "set HF_DATASETS_CACHE to a folder that it can"
         raise UserError(f"datasets cannot write its cache ({error}): {remedy}") from error
@@ -123,6 +144,32 @@ def _load(workload: str, path: str | None, modified_ns: int, tokenizer: str, max
     where = Path(path).name if path else spec.hub_id
     source = f"{where}, {len(pairs)} of {len(dataset)} rows have a prompt and an output, tokenizer {tokenizer}"
     return LengthPairs.filtered(pairs, source, workload, max_model_len)
+
+
+def _checked(spec: DatasetSpec, where: str, number: int, row: Any) -> TextPair | None:
+    """A row's texts; UserError that names the row if it has another form."""
+    try:
+        return spec.texts(row)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        cause = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"{where}, row {number}: {cause}; it is not in the format of {spec.hub_id}") from error
+
+
+def _check_rows(spec: DatasetSpec, path: str) -> None:
+    """UserError for the first row of a JSON file that has another form; nothing if the file as a whole has."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        listed = text.lstrip().startswith("[")
+        rows = json.loads(text) if listed else text.splitlines()
+    except (OSError, ValueError, RecursionError):
+        return
+    for number, row in enumerate(rows, start=1):
+        try:
+            row = row if listed else json.loads(row or "null")
+        except ValueError as error:
+            raise UserError(f"{path}, row {number}: not JSON ({error})") from error
+        if row is not None or listed:
+            _checked(spec, path, number, row)
 
 
 def _load_tokenizer(name: str) -> Callable[..., Any]:
@@ -149,11 +196,17 @@ def _load_rows(spec: DatasetSpec, path: str | None) -> Any:
         if path is None:
             return datasets.load_dataset(spec.hub_id, spec.config, data_files=spec.data_files, split=spec.split)
         # load_dataset("json", ...) would ping a download counter on the network first, even for a local file
-        reader = datasets.Dataset.from_parquet if path.endswith(".parquet") else datasets.Dataset.from_json
+        reader = datasets.Dataset.from_parquet if _is_parquet(path) else datasets.Dataset.from_json
         return reader(path)
     except Exception as error:  # a foreign library at its door: what it raises for bad data differs by version
         cause = error.__cause__ or error
+        if path is not None and not _is_parquet(path):
+            _check_rows(spec, path)  # a column of mixed types, say: the library does not name the row
         raise UserError(f"{path or spec.hub_id} cannot be loaded: {_first_line(cause)}; or {_REMEDY}") from error
+
+
+def _is_parquet(path: str) -> bool:
+    return path.lower().endswith(".parquet")
 
 
 def _require_hub(wanted: str) -> None:

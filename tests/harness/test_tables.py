@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repro.engine.errors import UserError
+from repro.harness.diff import first_difference
 from repro.harness.tables import Rows, csv_of, read_table, tables_hash
 
 KEYS = {"latency": ("system", "seed"), "crossing": ("system",)}
@@ -55,6 +56,16 @@ def test_rows_of_points_become_tables_and_an_empty_one_has_its_keys() -> None:
     assert list(rows) == ["latency", "crossing"] and list(rows["latency"]["seed"]) == [0, 1]
     assert rows["crossing"].empty and {"system", "evidence", "trace_hash"} <= set(rows["crossing"].columns)
     assert rows.distinct("evidence") == ["modelled"] and rows.distinct("system") == ["vllm"]
+
+
+def test_a_sum_in_another_order_gives_the_same_rows() -> None:
+    terms = [0.1 * number for number in range(1, 60)]
+    orders = (terms, terms[::-1], terms[::2] + terms[1::2])
+    assert len({sum(order) for order in orders}) > 1
+    tables = [Rows.collect([{"sums": [{"id": 1, "mean": sum(order)}]}], {"sums": ("id",)}) for order in orders]
+    assert len({table.hash() for table in tables}) == 1
+    assert first_difference(tables[0]["sums"], pd.DataFrame({"id": [1], "mean": [sum(terms[::-1])]})) == ""
+    assert first_difference(tables[0]["sums"], pd.DataFrame({"id": [1], "mean": [sum(terms) * 1.00001]}))
 
 
 def test_rows_with_equal_keys_and_undeclared_tables_are_mistakes() -> None:

@@ -73,6 +73,18 @@ SHAREGPT_ROWS = [
 ]
 
 
+ROUND = {"conversations": [turn("human", 1), turn("gpt", 1)]}
+ASKED = {"instruction": "a", "input": "b", "output": "c"}
+
+
+def test_other_forms_of_the_same_rows(tmp_path: Path, tokenizer: str) -> None:
+    turns = [{"role": "user", "content": words(3)}, {"role": "assistant", "content": words(5)}]
+    named = write_json(tmp_path / "roles.JSON", [{"conversations": turns}])
+    assert make_trace("sharegpt", 1.0, 20.0, 0, lengths=named, tokenizer=tokenizer).prompt_tokens[0] == 4
+    no_input = write_json(tmp_path / "alpaca.Json", [{"instruction": words(3), "output": words(2)}])
+    assert lengths_from_dataset("alpaca", no_input, tokenizer).pairs.tolist() == [[4, 3]]
+
+
 def test_sharegpt_takes_the_first_round(tmp_path: Path, tokenizer: str, no_network: list[str]) -> None:
     path = write_json(tmp_path / "ShareGPT_V3_unfiltered_cleaned_split.json", SHAREGPT_ROWS)
     lengths = lengths_from_dataset("sharegpt", path, tokenizer, max_model_len=64)
@@ -117,10 +129,24 @@ def test_make_trace_takes_a_data_set_file(tmp_path: Path, tokenizer: str) -> Non
 @pytest.mark.parametrize(
     ("workload", "content", "expected"),
     [
-        ("alpaca", json.dumps(SHAREGPT_ROWS), "no column instruction, input, output"),
+        ("alpaca", json.dumps(SHAREGPT_ROWS), "no column instruction, output"),
         ("sharegpt", json.dumps([{"conversations": [{"who": "human", "text": "x"}]}]), "not in the format"),
         ("sharegpt", json.dumps([{"conversations": [{"from": "human", "value": 7}] * 2}]), "none of its 0 pairs"),
-        ("sharegpt", "{not json", "cannot be loaded"),
+        (
+            "sharegpt",
+            json.dumps([ROUND] * 1200 + [{"conversations": [turn("human", 1), {"from": "gpt"}]}]),
+            "row 1201: ",
+        ),
+        ("sharegpt", json.dumps([ROUND, {"conversations": "hello"}]), "row 2: conversations is 'hello'"),
+        ("sharegpt", json.dumps([{"conversations": ["hello"]}]), "row 1: 'hello' stands where from or role"),
+        ("sharegpt", json.dumps([ROUND, {"id": 3}]), "row 2: conversations is None"),
+        ("alpaca", json.dumps([ASKED, ASKED | {"output": ["de"]}]), "row 2: output is \\['de'\\], not text"),
+        ("alpaca", json.dumps([ASKED, ASKED | {"instruction": None}]), "row 2: instruction is None"),
+        ("alpaca", json.dumps([ASKED | {"input": 7}]), "row 1: input is 7"),
+        ("alpaca", json.dumps(ASKED) + "\n{not json\n", "row 2: not JSON"),
+        ("translation", json.dumps([{"translation": {"en": "a", "de": "b"}}, {"translation": None}]), "row 2: None st"),
+        ("translation", json.dumps([{"translation": {"en": "a"}}]), "row 1: de is None"),
+        ("sharegpt", "[{not json", "cannot be loaded"),
         ("sharegpt", "", "cannot be loaded"),
         ("chess", "[]", "no data set for workload 'chess'"),
     ],
