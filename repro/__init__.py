@@ -3,6 +3,7 @@
 Importing the package imports nothing else. Each of these names is imported when it is first used:
 
     open                an experiment of experiments/: its rows, figures and verdicts
+    experiments         what there is to open, with titles
     serve               one serving run in virtual time: a system, a deployment, a trace
     make_trace          requests with the paper's lengths, or with lengths of your own
     cost_model          what an iteration is charged in virtual time
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 #: name -> the module that has it, and its name there
 _NAMES = {
     "open": ("repro.harness.experiment", "open"),
+    "experiments": ("repro.harness.experiment", "experiments"),
     "serve": ("repro.simulate.serve", "serve"),
     "make_trace": ("repro.workloads", "make_trace"),
     "cost_model": ("repro.simulate.profiles", "cost_model"),

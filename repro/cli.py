@@ -6,6 +6,7 @@ cannot work, 130 interrupted. It knows no experiment by name."""
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import shlex
@@ -14,12 +15,14 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from repro import paths
 from repro.bench.catalogue import BENCHMARKS
 from repro.engine.errors import UserError
+from repro.hashing import NO_SPACE, WriteError
 from repro.setup.environment import prepare_environment
 
 
@@ -33,19 +36,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = shlex.join(["python", "-m", "repro", *(sys.argv[1:] if arguments is None else arguments)])
     try:
         with paths.environment({"REPRO_COMMAND": command}):
-            return options.command(options)
+            code = options.command(options)
+        sys.stdout.flush()  # a full disk below a log is found here, not by the interpreter as it ends
+        return code
     except UserError as error:
         print(f"repro: {error}", file=sys.stderr)
         return 2
     except OSError as error:
         if error.filename is None:
-            raise
+            return _output_is_closed(error)
         # The system refuses something of the user's, a name that is too long or a folder that is closed, say.
         print(f"repro: {os.fspath(error.filename)!r}: {error.strerror}; name another one", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nrepro: interrupted; finished points are kept, the same command goes on from there", file=sys.stderr)
         return 130
+
+
+def _output_is_closed(error: OSError) -> int:
+    """Where this program's output goes nothing more can be written; the exit code. Any other error is raised again."""
+    if error.errno not in (*NO_SPACE, errno.EPIPE):
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter tries, and complains, again
+    if error.errno == errno.EPIPE:  # `| head` has seen enough
+        return 0
+    print(f"repro: the output cannot be written: {error.strerror}; free space on its disk", file=sys.stderr)
+    return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -71,6 +87,9 @@ def _parser() -> argparse.ArgumentParser:
         said = "worker processes (default: all cores)"
         command.add_argument("--jobs", default=os.environ.get("JOBS") or "", metavar="N", help=said)
 
+    new = commands.add_parser("new", help="make an experiment of your own from a template (docs/extending.md)")
+    new.add_argument("name", metavar="NAME")
+    new.set_defaults(command=_new)
     commands.add_parser("list", help="name the experiments").set_defaults(command=_list)
     page = commands.add_parser("page", help="build the page of figures and verdicts again")
     page.add_argument("--variant", choices=paths.VARIANTS, default="paper", help="whose figures (default: paper)")
@@ -123,6 +142,8 @@ def _reproduce(options: argparse.Namespace) -> int:
                 try:
                     _execute(run, overrides)
                     outcomes[run.stem] = "done"
+                except WriteError:  # nor could anything else be
+                    raise
                 except (UserError, NotebookError) as error:
                     print(f"repro: {error}", file=sys.stderr)
                     outcomes[run.stem] = "FAILED"
@@ -211,6 +232,15 @@ def _summarise(outcomes: Mapping[str, str], where: paths.Folders) -> None:
     print(f"look at {where.figures / 'index.html'}")
 
 
+def _new(options: argparse.Namespace) -> int:
+    from repro.harness.new import new
+
+    for path in new(options.name):
+        print(f"wrote {path}")
+    print(f"try it with: python -m repro run {options.name} --scale smoke")
+    return 0
+
+
 def _list(options: argparse.Namespace) -> int:
     from repro.harness.experiment import parameter_file
 
@@ -259,9 +289,10 @@ def _bench_all(options: argparse.Namespace) -> int:
 
 def _bench(options: argparse.Namespace) -> int:
     """Measure one benchmark. What bench must not know comes from here: the hash of the code that measures, the lock on
-    the folder, and the paper's points."""
+    the folder, the line of progress, and the paper's points."""
     from repro.bench import run
     from repro.harness import keys
+    from repro.harness.progress import Progress
     from repro.harness.store import locked
     from repro.report import paper
 
@@ -271,5 +302,5 @@ def _bench(options: argparse.Namespace) -> int:
     folder = (options.out or paths.folders().results / "bench" / name).resolve()
     code = keys.identify(list(benchmark.measures), {}).code
     with locked(folder / ".lock", wait=False, about=os.environ["REPRO_COMMAND"]):
-        run.measure(name, benchmark, folder, code)
+        run.measure(name, benchmark, folder, code, partial(Progress, name))
     return 0

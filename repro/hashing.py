@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -9,6 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from repro.engine.errors import UserError
+
+
+class WriteError(UserError):
+    """A file cannot be written; the message names it, and the disk if that is full."""
+
+
+#: of an OSError: a disk, or this user's share of it, is full
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 def canonical_json(value: Any) -> str:
@@ -47,8 +56,8 @@ def sha256_file(path: Path) -> str:
 def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
     """Write `content` so that `path` is at every moment the old file, the new file or absent.
 
-    Without `durable` this holds when the process is killed, but not when the machine loses its power. Raises UserError
-    naming the folder when the disk is full, the folder read-only or in the way."""
+    Without `durable` this holds when the process is killed, but not when the machine loses its power. Raises WriteError
+    naming the file when the disk is full, the folder read-only or in the way."""
     temporary = temporary_name(path, ".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,10 +72,17 @@ def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
             temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise UserError(
-            f"cannot write to the folder {path.parent}: {error.strerror or error}; free space there, make it writable, "
-            "or name another one with REPRO_RESULTS_DIR and REPRO_FIGURES_DIR"
+        raise WriteError(
+            f"cannot write {path}: {error.strerror or error}{_remedy(error, path)}, or name another folder with "
+            "REPRO_RESULTS_DIR and REPRO_FIGURES_DIR"
         ) from error
+
+
+def _remedy(error: OSError, path: Path) -> str:
+    if error.errno not in NO_SPACE:
+        return "; make its folder writable"
+    disk = next((folder for folder in path.absolute().parents if folder.is_mount()), path.parent)
+    return f"; free space on the disk at {disk}"
 
 
 def temporary_name(path: Path, suffix: str) -> Path:

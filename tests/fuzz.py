@@ -334,7 +334,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=20_000, help="how many (default 20,000)")
     parser.add_argument("--seed", type=int, default=0, help="the first run's number")
     options = parser.parse_args(arguments)
-    progress = Progress("fuzz", options.runs, 0, float(options.runs))
+    progress = Progress("fuzz", [("run", 1.0)] * options.runs)
+    progress.start("run", "run", 1.0)
     seen: Counter[str] = Counter()
 
     def give_up(*_: object) -> None:
@@ -342,7 +343,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     def show(happened: Counter[str]) -> None:
         seen.update(happened)
-        progress.advance(1.0)
+        progress.finish("run")
+        progress.start("run", "run", 1.0)
         progress.show()
         signal.alarm(PATIENCE_S)
 

@@ -272,6 +272,35 @@ def test_ctrl_c_says_how_to_go_on(project: FakeProject) -> None:
     assert not list(points.glob(".in-flight*"))  # the kernel ended in good order
 
 
+@pytest.mark.parametrize("disk", ["page", "log"])
+def test_a_full_disk_is_one_line(project: FakeProject, disk: str) -> None:
+    """Whatever is written: the page here, output here, points and notebooks in test_interruption.py."""
+    (project.folder / "figures").mkdir()
+    if disk == "page":  # the device on which every write finds a full disk
+        (project.folder / "figures" / f".index.html.{os.getpid()}.tmp").symlink_to("/dev/full")
+        program = (
+            "import os, sys; os.getpid = lambda: int(sys.argv.pop(1)); from repro.cli import main; sys.exit(main())"
+        )
+        command, output = ["-c", program, str(os.getpid()), "page"], os.devnull
+    else:
+        command, output = ["-m", "repro", "list"], "/dev/full"
+    with open(output, "w") as log:
+        done = subprocess.run([sys.executable, *command], stdout=log, stderr=subprocess.PIPE, text=True, check=False)
+    assert (
+        done.returncode == 2 and done.stderr.count("\n") == 1 and "No space left on device; free space" in done.stderr
+    )
+    assert ("index.html" if disk == "page" else "the output cannot be written") in done.stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(project: FakeProject) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe:
+        command = [sys.executable, "-m", "repro", "list"]
+        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_lengths_of_the_hub_are_no_file(project: FakeProject, monkeypatch: pytest.MonkeyPatch) -> None:
     """The study's own source finds them (docs/workloads.md)."""
     monkeypatch.setenv("JOBS", "1")

@@ -1,7 +1,16 @@
-"""The one exception that is meant for the user's eyes."""
+"""The one exception that is meant for the user's eyes, and how errors look in a notebook."""
+
+from __future__ import annotations
 
 
-class UserError(ValueError):
+class Brief(BaseException):
+    """An exception whose message says all: IPython shows it in place of a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"\x1b[31m{type(self).__name__}\x1b[0m: {self}"]
+
+
+class UserError(Brief, ValueError):
     """Input that cannot work. The message names the value, what is allowed, and the remedy.
 
     The command line prints it as one line and exits with code 2; anything else that is raised is a bug of ours."""

@@ -11,7 +11,7 @@ from repro.engine.checks import instance, user_facing
 from repro.engine.config import DEPLOYMENTS, Deployment, Named, lookup
 from repro.engine.errors import UserError
 from repro.engine.memory import ContiguousKVCacheManager, KVCacheManager, PagedKVCacheManager, Reservation
-from repro.engine.memory.contiguous import reserve_max, reserve_oracle, reserve_pow2
+from repro.engine.memory.contiguous import check_reservation, reserve_max, reserve_oracle, reserve_pow2
 from repro.engine.scheduler import Batching, SchedulerConfig
 
 _POLICY = "a function (request, max_model_len) -> output tokens"
@@ -33,7 +33,7 @@ class System:
                 raise UserError(f"the {name} of a system is empty; give it one")
         instance("scheduler", self.scheduler, SchedulerConfig, "a SchedulerConfig")
         if self.reservation is not None:
-            instance("reservation", self.reservation, Callable, _POLICY)
+            check_reservation(instance("reservation", self.reservation, Callable, _POLICY))
 
     def manager(self, num_blocks: int, block_size: int, max_model_len: int, num_cpu_blocks: int = 0) -> KVCacheManager:
         if self.reservation is None:

@@ -7,5 +7,6 @@ keys         what a result depends on, as one hash; `sources` finds the code tha
 store        one small file for each finished point; locks
 workers      computes points in processes; `progress` shows how far they are
 card         a run as it displays in a notebook
+new          makes an experiment from a template
 notebook     executes an experiment's notebook
 runs         reads what was kept of runs; `diff` compares two of them, `verify` checks figures"""

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, NoneType
 from typing import TYPE_CHECKING, Any
 
 from repro import paths
-from repro.engine.checks import user_facing
-from repro.engine.errors import UserError
+from repro.engine.checks import instance, user_facing
+from repro.engine.errors import Brief, UserError
 from repro.harness import keys
 from repro.harness.parameters import ParameterFile, Parameters, make_parameters, read_parameter_file
 from repro.harness.point import Point, spread
@@ -52,11 +53,16 @@ def open(stem: str, scale: str = "paper", overrides: Mapping[str, Any] | None = 
     three, before any work."""
     if scale not in SCALES:
         raise UserError(f"unknown scale {scale!r}; known: {', '.join(SCALES)}")
+    instance("overrides", overrides, (Mapping, NoneType), "a dict, parameter name -> value, or None")
     file, study = parameter_file(stem), _study(stem)
     given = overrides or {}
     params = make_parameters(study.Params, file, scale, given)
     variant = scale if not given or params == make_parameters(study.Params, file, scale, {}) else "custom"
     return Run(stem, file, scale, study, params, paths.folders(variant))
+
+
+def _expect_rows(rows: Any) -> None:
+    instance("rows", rows, Rows, "the rows of the experiment, as run.rows() returns them")
 
 
 def parameter_file(stem: str) -> ParameterFile:
@@ -79,26 +85,53 @@ def _study(stem: str) -> ModuleType:
     return study
 
 
-@dataclass(frozen=True)
+def experiments() -> Styler:
+    """Every experiment by its name, with its title, in the order of the paper; `.data` is the table."""
+    import pandas as pd
+
+    titles = {stem: parameter_file(stem).title for stem in paths.folders().stems()}
+    table = pd.DataFrame({"experiment": titles.keys(), "title": titles.values()})
+    return table.style.hide(axis="index").set_table_styles([{"selector": "th, td", "props": "text-align: left"}])
+
+
+class Interrupted(Brief, KeyboardInterrupt):
+    """A run was interrupted; the message says how to go on."""
+
+
+@contextmanager
+def _resumable() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted("finished points are kept; run the cell again to go on from there") from None
+
+
+@dataclass(frozen=True, repr=False)
 class Run:
     """One experiment with its checked parameters. Made by `open`."""
 
     stem: str
-    file: ParameterFile = field(repr=False)
+    file: ParameterFile
     scale: str
-    study: ModuleType = field(repr=False)
+    study: ModuleType
     params: Parameters
-    folders: paths.Folders = field(repr=False)
+    folders: paths.Folders
 
     @property
     def title(self) -> str:
         return self.file.title
+
+    def __repr__(self) -> str:
+        points = self.identified_points()
+        kept = sum(self.store.path(key).is_file() for key in points)
+        return f"{self.stem} ({self.scale} scale): {len(points)} points, {kept} of them kept"
 
     @property
     def measures_time(self) -> bool:
         """Whether some of its rows are wall-clock measurements of this machine, which never come out equal twice."""
         return any(point.alone for point in self.study.points(self.params))
 
+    @_resumable()
     def rows(self) -> Rows:
         """Every point's rows in named tables, in the order of the study's points; computes and keeps what is missing.
 
@@ -122,25 +155,29 @@ class Run:
         return rows
 
     def _computed(self) -> tuple[Rows, list[dict[str, Any]]]:
-        from repro.harness.progress import Progress
         from repro.harness.workers import Task, compute, left_in_flight
 
-        store = self.store
+        store, points, made = self.store, self.identified_points(), machine()
         if killed := left_in_flight(store.folder):
             print(f"{self.stem}: an earlier run was killed while it computed {killed}", flush=True)
-        points = self.identified_points()
-        kept = {key: content for key in points if (content := store.read(key)) is not None}
-        made = machine()
-        tasks = [
-            Task(key, f"{self.stem}: {point.label}", point, vars(identity) | {"made": made})
-            for key, (identity, point) in points.items()
-            if key not in kept
-        ]
-        compute(tasks, store, Progress(self.stem, len(points), len(kept), sum(task.point.weight for task in tasks)))
-        kept |= {task.key: store.read(task.key) for task in tasks}
+        kept: dict[str, dict[str, Any]] = {}
+        for attempt in range(4):
+            kept |= {key: found for key in points if key not in kept and (found := store.read(key)) is not None}
+            tasks = [
+                Task(key, f"{self.stem}: {point.label}", point, vars(identity) | {"made": made})
+                for key, (identity, point) in points.items()
+                if key not in kept
+            ]
+            if attempt and not tasks:
+                break
+            done = [(content["function"], content["seconds"], points[key][1].weight) for key, content in kept.items()]
+            compute(tasks, store, self.stem, done)
+        else:  # once is a hand that slipped, three times a program
+            raise UserError(f"finished points vanish from {store.folder}; end what removes them, then run this again")
         contents = [kept[key] for key in points]
         return Rows.collect((content["tables"] for content in contents), self.study.TABLES), contents
 
+    @_resumable()
     def sketch(self) -> dict[str, Figure]:
         """The study's figures of these parameters, for trying something: nothing is written but the points."""
         return self.study.draw(self._computed()[0], self.params)
@@ -187,6 +224,7 @@ class Run:
         for each figure what it carries, with the parameters in words, as <figure>.json."""
         import pandas as pd
 
+        _expect_rows(rows)
         about, manifest = self._about(rows), read_json(self.manifest_path)
         same = manifest.get("rows_hash") == about["rows_hash"]  # of other rows we do not know the code that made them
         about |= {"traces": sha256_json(about["traces"]), "code_hash": manifest.get("code_hash") if same else None}
@@ -213,11 +251,13 @@ class Run:
 
     def tables(self, rows: Rows) -> dict[str, pd.DataFrame]:
         """The study's tables for readers, by name: what its optional function `tables(rows, params)` makes."""
+        _expect_rows(rows)
         return self.study.tables(rows, self.params) if hasattr(self.study, "tables") else {}
 
     def judgements(self, rows: Rows) -> list[Judgement]:
         """What the rows say about the paper's claims, with the notes of the parameter file filled in; nothing where
         the parameters are not the paper's."""
+        _expect_rows(rows)
         found = self.study.judge(rows, self.params) if self.params.as_in_paper else []
         for one in found:
             if text := self.file.notes.get(one.claim_id):

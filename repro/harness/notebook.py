@@ -23,7 +23,7 @@ from repro.engine.errors import UserError
 from repro.harness.experiment import Run
 from repro.harness.verify import problems_of_run
 from repro.harness.workers import left_in_flight
-from repro.hashing import leftovers, temporary_name
+from repro.hashing import NO_SPACE, WriteError, leftovers, temporary_name
 
 _SECONDS_BETWEEN_LINES = 60.0  # of a line that is redrawn, in a log
 
@@ -74,7 +74,7 @@ def execute(run: Run, overrides: Mapping[str, Any]) -> Path:
         raise
     except OSError as error:
         remedy = "make that folder writable and free space there, or name another one with REPRO_RESULTS_DIR"
-        raise UserError(f"cannot execute {source} into {folder}: {error}; {remedy}") from error
+        raise WriteError(f"cannot execute {source} into {folder}: {error}; {remedy}") from error
     finally:
         if partial.exists():
             os.replace(partial, executed)
@@ -103,9 +103,12 @@ def read_notebook(path: Path) -> list[dict[str, Any]]:
 
 def _translated(stem: str, error: Any, executed: Path) -> BaseException:
     """The error of a cell as one of ours; `error` is Papermill's."""
-    kinds = {"UserError": UserError, "KeyboardInterrupt": KeyboardInterrupt, "PointError": NotebookError}
+    kinds = {"UserError": UserError, "WriteError": WriteError, "PointError": NotebookError}
+    kinds |= dict.fromkeys(("KeyboardInterrupt", "Interrupted"), KeyboardInterrupt)
     if error.ename in kinds:
         return kinds[error.ename](error.evalue)
+    if error.ename == "OSError" and any(f"[Errno {number}]" in error.evalue for number in NO_SPACE):
+        return WriteError(f"{stem}: {error.evalue}; free space on that disk")
     traceback = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
     return NotebookError(f"{stem}: {error.ename}: {error.evalue}; see {executed}\n{traceback}".rstrip())
 

@@ -16,7 +16,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from repro.engine.errors import UserError
-from repro.hashing import pretty_json, sha256_json, write_atomically
+from repro.hashing import WriteError, pretty_json, sha256_json, write_atomically
 
 Row = dict[str, "str | int | float | bool | None"]
 
@@ -32,7 +32,7 @@ def locked(path: Path, wait: bool, about: str = "") -> Iterator[None]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
         except OSError as error:
-            raise UserError(
+            raise WriteError(
                 f"cannot write to the folder {path.parent}: {error.strerror or error}; make it writable, or name "
                 "another one with REPRO_RESULTS_DIR"
             ) from error

@@ -25,18 +25,18 @@ from joblib import cpu_count
 from joblib.externals.loky import ProcessPoolExecutor
 from joblib.externals.loky.process_executor import BrokenProcessPool, TerminatedWorkerError
 
-from repro.engine.errors import UserError
+from repro.engine.errors import Brief, UserError
 from repro.harness.point import Point
 from repro.harness.progress import Progress
 from repro.harness.store import PointStore, check_tables
-from repro.hashing import leftovers, temporary_name, write_atomically
+from repro.hashing import WriteError, leftovers, temporary_name, write_atomically
 
 _IN_FLIGHT = "in-flight"
 #: Several workers share the cores, so none of them may start threads of its own.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
-class PointError(RuntimeError):
+class PointError(Brief, RuntimeError):
     """Points could not be computed; the message names each one and its cause. Finished points are kept."""
 
 
@@ -70,13 +70,15 @@ def number_of_workers(named: str) -> int:
     raise UserError(f"JOBS={named!r} must be {allowed}")
 
 
-def compute(tasks: list[Task], store: PointStore, progress: Progress) -> None:
+def compute(tasks: list[Task], store: PointStore, name: str, kept: list[tuple[str, float, float]]) -> None:
     """Compute and keep every task's point, those marked `alone` after the others, one at a time.
 
-    Raises UserError or PointError after all other points are finished; KeyboardInterrupt at once."""
+    `name` is that of the whole; `kept` are points of earlier runs: function, seconds, weight. Raises UserError or
+    PointError after all other points are finished; KeyboardInterrupt at once."""
     failures: list[Failure] = []
+    shared = number_of_workers(os.environ.get("JOBS", ""))
+    progress = Progress(name, [(task.about["function"], task.point.weight) for task in tasks], kept, shared)
     try:
-        shared = number_of_workers(os.environ.get("JOBS", ""))
         for alone in (False, True):
             todo = [task for task in tasks if task.point.alone is alone]
             waiting = sorted(todo, key=lambda task: -task.point.weight)[::-1]
@@ -97,8 +99,9 @@ def _compute_in_pool(
     """Take tasks off the end of `waiting` and compute them, until none is left or a worker dies; the tasks that were in
     flight then, each with how it was noticed."""
     workers = min(workers, len(waiting))
+    progress.give_up()  # what a worker that died left behind
     with _pool(workers, waiting[0].point.alone) as pool, _in_flight_file(store) as note:
-        running: dict[Future[Failure | None], Task] = {}
+        running: dict[Future[Failure | float], Task] = {}
         while waiting or running:
             while waiting and len(running) < workers:
                 task = waiting.pop()
@@ -107,6 +110,7 @@ def _compute_in_pool(
                     running[pool.submit(_compute_one, task, store)] = task
                 except BrokenProcessPool as error:
                     return [(task, error) for task in [*running.values(), task]]
+                progress.start(task.key, task.about["function"], task.point.weight, task.label.partition(": ")[2])
             finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
             died: BrokenProcessPool | None = None
             for future in finished:
@@ -114,12 +118,13 @@ def _compute_in_pool(
                     died = error
                     continue
                 task = running.pop(future)
-                failure = future.result() if error is None else _failure(task, error)
-                if failure is None:
-                    progress.advance(task.point.weight)
+                outcome = future.result() if error is None else _failure(task, error)
+                if isinstance(outcome, float):
+                    progress.finish(task.key, outcome)
                     continue
-                failures.append(failure)
-                if failure.kind == "folder":
+                progress.give_up(task.key)
+                failures.append(outcome)
+                if outcome.kind == "folder":
                     waiting.clear()
             if died is not None:
                 return [(task, died) for task in running.values()]
@@ -182,8 +187,8 @@ def left_in_flight(folder: Path) -> str:
             path.unlink(missing_ok=True)
         except (OSError, ValueError):  # another run was quicker, or the disk was full: nothing depends on it
             pass
-    points = f" ({len(labels)} points)" if len(labels) > 1 else ""
-    return textwrap.shorten("; ".join(labels), 100, placeholder=" ...") + points
+    others = f" and {len(labels) - 1} others" if len(labels) > 1 else ""
+    return textwrap.shorten("; ".join(labels[:1]), 60, placeholder=" ...") + others
 
 
 def _follow_parent(parent: int) -> None:
@@ -197,8 +202,8 @@ def _follow_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _compute_one(task: Task, store: PointStore) -> Failure | None:
-    """In a worker: compute one point and keep it."""
+def _compute_one(task: Task, store: PointStore) -> Failure | float:
+    """In a worker: compute one point and keep it; the seconds that it took."""
     try:
         start = time.perf_counter()
         tables = check_tables(task.point.function(**task.point.arguments), task.point.table)
@@ -207,9 +212,9 @@ def _compute_one(task: Task, store: PointStore) -> Failure | None:
         return _failure(task, error)
     try:
         store.write(task.key, tables, about)
-    except UserError as error:
+    except WriteError as error:
         return Failure(task.label, "folder", str(error))
-    return None
+    return about["seconds"]
 
 
 def _why_it_died(error: BaseException) -> str:
@@ -232,7 +237,7 @@ def _raise(failures: list[Failure], total: int) -> None:
         return
     first = min(failures, key=lambda failure: ("folder", "bug", "user").index(failure.kind))
     if first.kind == "folder":
-        raise UserError(first.cause)
+        raise WriteError(first.cause)
     others = f" ({len(failures)} of {total} points failed, this is the first; finished points are kept)"
     message = f"{first.label}: {first.cause}{others if total > 1 else ''}"
     raise UserError(message) if first.kind == "user" else PointError(f"{message}\n{first.details}".rstrip())

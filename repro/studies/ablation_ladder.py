@@ -25,7 +25,7 @@ from repro.engine.sequence import SequenceGroup
 from repro.engine.systems import System
 from repro.studies import sweep
 from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting, where
-from repro.studies.common import WORKLOAD_LABEL, Positive, Seeds, Some, trace_of
+from repro.studies.common import WORKLOAD_LABEL, Lengths, Positive, Seeds, Some, trace_of
 from repro.studies.fig15_sharing import METHODS, check_samples
 from repro.studies.sweep import Setup, crossing_of
 from repro.workloads import WORKLOADS
@@ -92,7 +92,7 @@ class Params(Parameters):
     beam_seconds: Positive
     seeds: Seeds
     precision: Positive
-    lengths: str | None
+    lengths: Lengths
 
 
 def points(params: Params) -> list[Point]:

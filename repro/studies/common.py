@@ -12,7 +12,7 @@ from repro.engine.errors import UserError
 from repro.engine.systems import system
 from repro.simulate.cost_model import CostModel
 from repro.simulate.profiles import a100_2023, cost_model
-from repro.workloads import WORKLOADS, Trace, make_trace
+from repro.workloads import WORKLOADS, Trace, length_source, make_trace
 
 _Items = TypeVar("_Items", bound="tuple[Any, ...]")
 
@@ -27,6 +27,18 @@ def _some(values: _Items) -> _Items:
 
 def _system(name: str) -> str:
     return system(name).name
+
+
+def lengths_of(workload: str, **options: Any) -> AfterValidator:
+    """Of the type of a source of lengths, as for `length_source`: read when a run is opened, so that a bad file is
+    found before any work."""
+
+    def read(source: str | None) -> str | None:
+        if source is not None:
+            length_source(workload, source, **options)
+        return source
+
+    return AfterValidator(read)
 
 
 def named(kind: str, known: Iterable[str]) -> AfterValidator:
@@ -45,6 +57,8 @@ Seeds = Annotated[tuple[Seed, ...], Some]
 Rates = Annotated[tuple[Positive, ...], Some]
 Systems = Annotated[tuple[Annotated[str, AfterValidator(_system)], ...], Some]
 Workloads = Annotated[tuple[Annotated[str, named("workload", WORKLOADS)], ...], Some]
+
+Lengths = Annotated[str | None, lengths_of("sharegpt")]
 
 WORKLOAD_LABEL = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}
 

@@ -28,7 +28,7 @@ from repro.studies.base import (
     plotting,
     where,
 )
-from repro.studies.common import Positive, Seeds, Some, about, check_serving, deployment_of, trace_of
+from repro.studies.common import Lengths, Positive, Seeds, Some, about, check_serving, deployment_of, trace_of
 from repro.studies.measured import together
 
 TABLES = {"batches": ("system", "kv_gb", "limit", "seed")}
@@ -43,7 +43,7 @@ class Params(Parameters):
     rate: Positive
     duration_s: Positive
     seeds: Seeds
-    lengths: str | None
+    lengths: Lengths
 
     @model_validator(mode="after")
     def _holds_a_request(self) -> Self:

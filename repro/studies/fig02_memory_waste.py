@@ -17,6 +17,7 @@ from repro.studies.base import DataFrame, Figure, Judgement, Parameters, Point, 
 from repro.studies.common import (
     WORKLOAD_LABEL,
     BlockSize,
+    Lengths,
     Model,
     Positive,
     Seeds,
@@ -42,7 +43,7 @@ class Params(Parameters):
     profile: str
     block_size: BlockSize
     kv_slots: int | None
-    lengths: str | None
+    lengths: Lengths
 
     @model_validator(mode="after")
     def _holds_a_request(self) -> Self:

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import model_validator
 
 from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting, where
-from repro.studies.common import WORKLOAD_LABEL, Positive, Seeds, about, trace_of
+from repro.studies.common import WORKLOAD_LABEL, Lengths, Positive, Seeds, about, trace_of
 from repro.workloads import WORKLOADS, Trace, check_arrivals
 from repro.workloads.fig11 import fig11_data
 from repro.workloads.trace import QUANTILES
@@ -35,7 +35,7 @@ class Params(Parameters):
     rate: Positive
     duration_s: Positive
     seeds: Seeds
-    lengths: str | None
+    lengths: Lengths
     free: ClassVar = ("rate", "duration_s", "seeds", "lengths")
 
     @model_validator(mode="after")

@@ -13,7 +13,7 @@ from repro.simulate.profiles import context_splits, cost_model
 from repro.simulate.serve import trace_seconds
 from repro.studies import sweep
 from repro.studies.base import Axes, DataFrame, Figure, Judgement, Point, Rows, house, paper, plotting, where
-from repro.studies.common import WORKLOAD_LABEL, Seeds, Some, Systems, Workloads, deployment_of, trace_of
+from repro.studies.common import WORKLOAD_LABEL, Lengths, Seeds, Some, Systems, Workloads, deployment_of, trace_of
 
 TABLES = {
     "latency": ("panel", "system", "rate", "seed", "assumption"),
@@ -30,7 +30,7 @@ class Params(sweep.SweepParameters):
     workloads: Workloads
     systems: Systems
     band_seeds: Seeds
-    lengths: str | None
+    lengths: Lengths
     free: ClassVar = ("seeds", "band_seeds", "lengths")
 
     @property

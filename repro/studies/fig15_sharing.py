@@ -24,7 +24,7 @@ from repro.simulate.beams import KINDS, Turnover, recording
 from repro.simulate.metrics import UsageSamples
 from repro.studies import sweep
 from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting
-from repro.studies.common import WORKLOAD_LABEL, Positive, Seeds, Some, Workloads, deployment_of, trace_of
+from repro.studies.common import WORKLOAD_LABEL, Lengths, Positive, Seeds, Some, Workloads, deployment_of, trace_of
 from repro.studies.sweep import Setup
 from repro.workloads import Trace
 
@@ -54,7 +54,7 @@ class Params(Parameters):
     turnovers: tuple[float, ...]
     seeds: Seeds
     beams: str | None
-    lengths: str | None
+    lengths: Lengths
     free: ClassVar = ("seeds", "lengths", "methods")
 
     @model_validator(mode="after")

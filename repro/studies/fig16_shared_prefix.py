@@ -18,9 +18,9 @@ from repro.simulate.metrics import BatchAverage
 from repro.simulate.profiles import cost_model
 from repro.studies import sweep
 from repro.studies.base import Axes, DataFrame, Figure, Judgement, Point, Rows, house, paper, plotting, where
-from repro.studies.common import Positive, Some, about
+from repro.studies.common import Positive, Some, about, lengths_of
 from repro.studies.sweep import Setup, latency_at
-from repro.workloads.translation import MEAN_TOKENS, translation_trace
+from repro.workloads.translation import LLAMA_TOKENIZER, MEAN_TOKENS, translation_trace
 
 TABLES = {
     "latency": ("prefix_tokens", "system", "rate", "seed"),
@@ -44,7 +44,7 @@ DRAWN = next(iter(ASSUMPTIONS))
 class Params(sweep.SweepParameters):
     prefixes: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], Some]
     sensitivity_seconds: Positive
-    sentences: str | None
+    sentences: Annotated[str | None, lengths_of("translation", tokenizer=LLAMA_TOKENIZER)]
     free: ClassVar = ("seeds", "sentences")
 
 

@@ -15,7 +15,7 @@ from repro.engine.systems import system
 from repro.simulate.profiles import cost_model
 from repro.studies import sweep
 from repro.studies.base import Axes, DataFrame, Figure, Judgement, Point, Rows, Series, house, paper, plotting
-from repro.studies.common import Seeds, Systems
+from repro.studies.common import Lengths, Seeds, Systems
 from repro.workloads import Trace
 from repro.workloads.chatbot import PROMPT_LIMIT, chatbot_trace
 
@@ -39,7 +39,7 @@ STATED, DRAWN = next(iter(CONVERSATIONS)), next(iter(ASSUMPTIONS))
 class Params(sweep.SweepParameters):
     systems: Systems
     band_seeds: Seeds
-    lengths: str | None
+    lengths: Lengths
     free: ClassVar = ("seeds", "band_seeds", "lengths")
 
     @model_validator(mode="after")

@@ -22,7 +22,16 @@ from repro.studies.base import (
     plotting,
     where,
 )
-from repro.studies.common import WORKLOAD_LABEL, Positive, Seeds, ServingBlockSizes, about, deployment_of, trace_of
+from repro.studies.common import (
+    WORKLOAD_LABEL,
+    Lengths,
+    Positive,
+    Seeds,
+    ServingBlockSizes,
+    about,
+    deployment_of,
+    trace_of,
+)
 from repro.studies.measured import HOLLOW, GpuOrNone, kernel_rows, modelled_curve, powers_of_two, together
 
 TABLES = {"kernel": ("block_size",), "served": ("workload", "effects", "block_size", "seed")}
@@ -39,7 +48,7 @@ class Params(Parameters):
     duration_s: Positive
     seeds: Seeds
     gpu: GpuOrNone
-    lengths: str | None
+    lengths: Lengths
 
     @property
     def rates(self) -> dict[str, float]:

@@ -24,7 +24,7 @@ from repro.studies.base import (
     plotting,
     where,
 )
-from repro.studies.common import Positive, Rates, Seeds, ServingBlockSizes, about, deployment_of, trace_of
+from repro.studies.common import Lengths, Positive, Rates, Seeds, ServingBlockSizes, about, deployment_of, trace_of
 from repro.studies.measured import HOLLOW, GpuOrNone, kernel_rows, modelled_curve, powers_of_two, runs, together
 
 _ALONE = ("way", "block_size")
@@ -60,7 +60,7 @@ class Params(Parameters):
     duration_s: Positive
     seeds: Seeds
     gpu: GpuOrNone
-    lengths: str | None
+    lengths: Lengths
 
 
 def points(params: Params) -> list[Point]:

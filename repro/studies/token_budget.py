@@ -16,7 +16,7 @@ from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.profiles import cost_model
 from repro.simulate.serve import requests_of
 from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting, where
-from repro.studies.common import Count, Positive, Rates, Seeds, Some, about, deployment_of, trace_of
+from repro.studies.common import Count, Lengths, Positive, Rates, Seeds, Some, about, deployment_of, trace_of
 from repro.studies.measured import modelled_curve, powers_of_two
 from repro.workloads.chatbot import chatbot_trace
 
@@ -43,7 +43,7 @@ class Params(Parameters):
     max_num_seqs: int
     duration_s: Positive
     seeds: Seeds
-    lengths: str | None
+    lengths: Lengths
 
     @model_validator(mode="after")
     def _budgets_can_be(self) -> Self:

@@ -1,6 +1,7 @@
 """The recording that all benchmarks share: rows, manifest, budget, and what a call says while it measures."""
 
 import csv
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from repro.bench import kept, run
 from repro.bench.benchmark import Benchmark, Step
 from repro.bench.rows import Recording, read_manifest
 from repro.engine.errors import UserError
+from repro.harness.progress import Progress
 
 
 class Squares(Benchmark):
@@ -44,7 +46,7 @@ def options(**changes):
 
 def measure(folder, code="code", **changes):
     benchmark = Squares(options(**changes))
-    run.measure("squares", benchmark, folder, code)
+    run.measure("squares", benchmark, folder, code, partial(Progress, "squares"))
     return benchmark.calls
 
 
@@ -71,8 +73,15 @@ def test_a_benchmark_is_recorded_with_its_manifest_and_goes_on_where_it_stopped(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "squares.csv"]
     printed = capsys.readouterr().out
     assert "2 points to measure, about 00:40; the budget has" in printed and "4 rows in" in printed
-    header = next(line for line in printed.splitlines() if line.startswith("point"))
-    assert header.split() == ["point", "took", "left", "root", "square"]
+    table = [line.split() for line in printed.splitlines()]
+    assert ["key", "root", "square"] in table and ["few/3", "3", "9"] in table
+    assert "squares: 2/2 points, 2 computed in" in printed
+
+
+def test_a_long_recording_shows_its_last_rows_and_says_how_many_were_left_out():
+    rows = [{"key": f"few/{number}", "root": number, "square": None} for number in range(100)]
+    lines = run._table(rows, Squares.shown).splitlines()
+    assert len(lines) == 32 and lines[-2].split() == ["few/99", "99"] and lines[-1] == "(70 rows before these)"
 
 
 def test_other_code_and_another_setting_are_measured_anew_unless_the_code_is_named(tmp_path):

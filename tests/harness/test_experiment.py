@@ -17,6 +17,7 @@ from fake_project import FakeProject
 from repro import hashing
 from repro.engine.errors import UserError
 from repro.harness import experiment, store
+from repro.harness import workers as runner
 from repro.harness.store import PointStore
 from repro.harness.tables import Rows, csv_of, tables_hash
 from repro.harness.workers import PointError
@@ -68,6 +69,24 @@ def test_finished_points_are_never_computed_again(project: FakeProject) -> None:
     project.open(seeds=[1, 2]).rows()
     assert project.calls() == ["1.0 2", "2.0 2", "3.0 2"]
     assert len(project.open("smoke").rows()["runs"]) == 3 and project.calls() == []
+
+
+def test_a_result_that_is_deleted_in_the_midst_is_computed_again(
+    project: FakeProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute, deleted = runner.compute, []
+
+    def careless(tasks: list, kept: store.PointStore, *others: object) -> None:
+        compute(tasks, kept, *others)
+        if tasks and (len(deleted) < 2 or always):
+            deleted.append(kept.path(tasks[0].key).unlink())
+
+    monkeypatch.setattr(runner, "compute", careless)
+    always = False
+    assert len(project.open().rows()["runs"]) == 6 and len(project.calls()) == 6 + 2
+    always = True
+    with pytest.raises(UserError, match="finished points vanish from .*points; end what removes them"):
+        project.open(seeds=[5]).rows()
 
 
 def test_equal_points_count_once(project: FakeProject) -> None:

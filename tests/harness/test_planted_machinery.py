@@ -113,7 +113,7 @@ def the_lock_locks_nothing(patch: pytest.MonkeyPatch) -> None:
     )
 )
 def a_full_disk_passes_the_notebook_as_it_is(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(notebook, "UserError", type("Other", (Exception,), {}))
+    patch.setattr(notebook, "WriteError", type("Other", (Exception,), {}))
 
 
 @planted(

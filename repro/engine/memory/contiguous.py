@@ -6,17 +6,56 @@ buddy allocator that Orca has, which is what loses slots to rounding in Fig. 2."
 
 from __future__ import annotations
 
+import linecache
+import traceback
 from collections.abc import Callable, Iterable
+from numbers import Integral
+from types import TracebackType
 from typing import Protocol
 
 from repro.engine.checks import whole
 from repro.engine.errors import UserError
 from repro.engine.memory.buddy import BuddyAllocator
 from repro.engine.memory.interface import CacheOp, KVCacheManager, MemoryUsage, check_parents
-from repro.engine.sequence import Request, Sequence, SequenceGroup
+from repro.engine.sequence import Request, SamplingParams, Sequence, SequenceGroup
 
 #: output tokens for which a request gets room, given the request and the model's maximum length
 Reservation = Callable[[Request, int], int]
+
+
+def check_reservation(policy: Reservation) -> None:
+    """Try a policy on three requests. UserError, with the policy's own line, if it raises or returns no whole number.
+
+    Whether it reserves enough depends on the request: see `ContiguousKVCacheManager.reserved_tokens`."""
+    for prompt, output in ((1, 1), (100, 50), (1000, 333)):
+        try:
+            _whole(policy, policy(Request(0, 0.0, prompt, output, SamplingParams()), 2048))
+        except UserError:
+            raise
+        except Exception as error:
+            raise _unfit(policy, f"raised {type(error).__name__}: {error}", error.__traceback__) from error
+
+
+def _whole(policy: Reservation, output: object) -> int:
+    """What a policy returned, if it is a whole number of at least 0."""
+    if type(output) is int and output >= 0:  # first, as it is asked for every request whenever the pool is sampled
+        return output
+    if isinstance(output, bool) or not isinstance(output, Integral) or output < 0:
+        raise _unfit(policy, f"returned {output!r} ({type(output).__name__})")
+    return int(output)
+
+
+def _unfit(policy: Reservation, what: str, raised: TracebackType | None = None) -> UserError:
+    code = getattr(policy, "__code__", None)
+    file, line = (code.co_filename, code.co_firstlineno) if code else ("", 0)
+    for frame, number in traceback.walk_tb(raised):
+        if frame.f_code is code:
+            line = number
+    source = f", line {line}: `{text}`" if (text := linecache.getline(file, line).strip()) else ""
+    return UserError(
+        f"the reservation policy {getattr(policy, '__name__', repr(policy))} {what}{source}; it is called with "
+        "(request, max_model_len) and must return for how many output tokens to reserve room, a whole number"
+    )
 
 
 def reserve_max(request: Request, max_model_len: int) -> int:
@@ -76,7 +115,7 @@ class ContiguousKVCacheManager(KVCacheManager):
     def reserved_tokens(self, group: SequenceGroup) -> int:
         """Slots that each sequence of the group is given, before the allocator rounds them up."""
         request = group.request
-        output = self.reservation(request, self.max_model_len)
+        output = _whole(self.reservation, self.reservation(request, self.max_model_len))
         reserved = min(request.prompt_tokens + output, self.max_model_len)
         if reserved < request.prompt_tokens + request.output_tokens - 1:
             raise UserError(
