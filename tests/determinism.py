@@ -75,7 +75,7 @@ def files(folder: Path) -> dict[str, bytes]:
     """What must be equal: rows, figures, sidecars (without what is told about time), the ledger."""
     found = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_dir() or {"points", ".cache"} & set(path.parts) or path.name == "manifest.json":
+        if path.is_dir() or {"points", ".cache"} & set(path.parts) or path.name in ("manifest.json", "machines.json"):
             continue
         content = path.read_bytes()
         if path.suffix == ".json" and path.name != "claims.json":

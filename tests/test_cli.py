@@ -50,6 +50,7 @@ def test_reproduce_goes_on_after_a_failure(project: FakeProject, capfd: pytest.C
     assert written(project) == [
         "figures/claims.json",
         "figures/index.html",
+        "figures/machines.json",
         "figures/tiny.json",
         "figures/tiny.png",
         "figures/tiny.runs.csv",
@@ -189,6 +190,7 @@ def test_lengths_go_to_a_folder_of_their_own_with_all_figures(
         for name in (
             "figures/claims.json",
             "figures/index.html",
+            "figures/machines.json",
             "figures/tiny.json",
             "figures/tiny.png",
             "figures/tiny.runs.csv",

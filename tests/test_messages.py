@@ -6,13 +6,17 @@ import re
 import signal
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from fake_project import FakeProject
 from IPython.core.interactiveshell import InteractiveShell
+from loads import rows_of
 
 import repro
 from repro.engine.errors import UserError
 from repro.harness import workers
+from repro.harness.tables import show_whole_tables
+from repro.studies import fig11_workloads as study
 
 
 @pytest.fixture
@@ -107,6 +111,41 @@ def test_a_lengths_file_is_read_before_any_work(stem: str, tmp_path: Path) -> No
         for file, said in (("none.csv", "cannot read the lengths file"), ("bad.csv", "line 2: output_tokens is 'x'")):
             with pytest.raises(UserError, match=said):
                 repro.open(stem, overrides={name: str(tmp_path / file)})
+
+
+def test_objects_say_what_they_are_in_a_line() -> None:
+    run = repro.open("fig02_memory_waste", overrides={"kv_slots": 30000})
+    assert repr(run).startswith("fig02_memory_waste (paper scale): ") and repr(run).endswith(" of them kept")
+    assert "\nkv_slots = 30000\n" in repr(run.params) and len(repr(run.params)) < 500
+    systems = repro.SYSTEMS
+    assert repr(systems["vllm"]) == "vLLM (vllm): paged memory"
+    oracle = "Orca (Oracle) (orca-oracle): contiguous memory reserved by reserve_oracle, max_num_batched_tokens = None"
+    assert repr(systems["orca-oracle"]) == oracle
+    assert "preemption = swap" in repr(systems["vllm"].with_scheduler(preemption=repro.PreemptionMode.SWAP))
+
+
+def test_a_notebook_shows_tables_whole_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pd.DataFrame({"row": range(137)})
+    InteractiveShell.instance()
+    with pd.option_context("display.max_rows", 60, "display.min_rows", 10, "display.max_colwidth", 50):
+        assert table._repr_html_().count("<tr>") < 20
+        show_whole_tables()
+        assert table._repr_html_().count("<tr>") == 137
+        long = pd.concat([table] * 3)._repr_html_()
+        assert 190 < long.count("<tr>") < 210 and "411 rows" in long
+        pd.set_option("display.max_rows", 7)
+        show_whole_tables()
+        assert pd.get_option("display.max_rows") == 7
+
+
+def test_a_figure_of_other_lengths_is_not_called_sharegpt(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("prompt_tokens,output_tokens\n" + "50,20\n" * 9)
+    for lengths, said in ((str(tmp_path / "mine.csv"), "mine.csv"), (None, "ShareGPT")):
+        changed = {"lengths": lengths, "rate": 5.0, "duration_s": 20.0, "seeds": [0]}
+        params = repro.open("fig11_workloads", overrides=changed).params
+        figures = study.draw(rows_of(study, params), params)
+        titles = [axis.get_title(loc) for axis in figures["fig11_workloads"].axes for loc in ("left", "center")]
+        assert [title for title in titles if "input" in title][0].startswith(said), titles
 
 
 def test_what_there_is_to_open_is_listed_with_titles() -> None:

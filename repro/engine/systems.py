@@ -18,7 +18,7 @@ _POLICY = "a function (request, max_model_len) -> output tokens"
 
 
 @user_facing
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class System:
     """`reservation` None means paged memory; otherwise a contiguous chunk of prompt + reservation per sequence."""
 
@@ -34,6 +34,14 @@ class System:
         instance("scheduler", self.scheduler, SchedulerConfig, "a SchedulerConfig")
         if self.reservation is not None:
             check_reservation(instance("reservation", self.reservation, Callable, _POLICY))
+
+    def __repr__(self) -> str:
+        """What makes it different from the others, in one line."""
+        policy = getattr(self.reservation, "__name__", self.reservation)
+        memory = "paged memory" if policy is None else f"contiguous memory reserved by {policy}"
+        usual, ours = vars(SchedulerConfig()), vars(self.scheduler)
+        others = [f"{name} = {getattr(ours[name], 'value', ours[name])}" for name in ours if ours[name] != usual[name]]
+        return f"{self.label} ({self.name}): " + ", ".join([memory, *others])
 
     def manager(self, num_blocks: int, block_size: int, max_model_len: int, num_cpu_blocks: int = 0) -> KVCacheManager:
         if self.reservation is None:

@@ -27,9 +27,9 @@ from repro.harness.parameters import ParameterFile, Parameters, make_parameters,
 from repro.harness.point import Point, spread
 from repro.harness.sources import Sources
 from repro.harness.store import PointStore, locked
-from repro.harness.tables import Rows
+from repro.harness.tables import Rows, show_whole_tables
 from repro.hashing import canonical_json, pretty_json, read_json, sha256_json, write_atomically
-from repro.report.embedding import FIGURE_FORMATS, figure_bytes
+from repro.report.embedding import FIGURE_FORMATS, MACHINES, figure_bytes
 from repro.setup.machine import machine
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def open(stem: str, scale: str = "paper", overrides: Mapping[str, Any] | None = 
         raise UserError(f"unknown scale {scale!r}; known: {', '.join(SCALES)}")
     instance("overrides", overrides, (Mapping, NoneType), "a dict, parameter name -> value, or None")
     file, study = parameter_file(stem), _study(stem)
+    show_whole_tables()
     given = overrides or {}
     params = make_parameters(study.Params, file, scale, given)
     variant = scale if not given or params == make_parameters(study.Params, file, scale, {}) else "custom"
@@ -221,7 +222,8 @@ class Run:
         """The study's figures of these rows, each also saved as PNG and SVG that carry their provenance.
 
         Beside them go the rows themselves, <experiment>.<table>.csv, what the study shows as a table, <name>.html, and
-        for each figure what it carries, with the parameters in words, as <figure>.json."""
+        for each figure what it carries, with the parameters in words, as <figure>.json. Who computed the rows is kept
+        in machines.json, by experiment."""
         import pandas as pd
 
         _expect_rows(rows)
@@ -245,9 +247,17 @@ class Run:
             for file_format in FIGURE_FORMATS:
                 write_atomically(folder / f"{name}.{file_format}", figure_bytes(figure, file_format, carried))
             write_atomically(folder / f"{name}.json", pretty_json({**carried, **kept}))
+        self._record_machines(manifest)
         drawn = {"figures": dict.fromkeys(sorted(figures), about["rows_hash"])}
         write_atomically(self.manifest_path, pretty_json({**manifest, **drawn}))
         return figures
+
+    def _record_machines(self, manifest: Mapping[str, Any]) -> None:
+        """Keep beside the figures who computed their rows: a clone has figures and no manifests."""
+        path = self.folders.figures / MACHINES
+        entry = {name: manifest.get(name) for name in ("points", "seconds_of_computing", "computed_by")}
+        with locked(self.folders.points / ".cache" / "machines.lock", wait=True):
+            write_atomically(path, pretty_json(dict(sorted({**read_json(path), self.stem: entry}.items()))))
 
     def tables(self, rows: Rows) -> dict[str, pd.DataFrame]:
         """The study's tables for readers, by name: what its optional function `tables(rows, params)` makes."""

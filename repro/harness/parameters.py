@@ -47,6 +47,10 @@ class Parameters(BaseModel):
         """Whether everything is as in the experiment's file, but for what is `free`."""
         return self._as_in_paper
 
+    def __repr__(self) -> str:
+        """A line for each."""
+        return "\n".join(f"{name} = {reprlib.repr(value)}" for name, value in self)
+
     def pick(self, *names: str) -> dict[str, Any]:
         """Some of the parameters by name, as arguments of a point."""
         return {name: getattr(self, name) for name in names}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,20 @@ ABOUT = ("evidence", "device", "seed", "trace_hash")
 #: few of a float's 17 digits; these hold on every machine.
 DIGITS = 12
 Keys = Mapping[str, tuple[str, ...]]
+
+
+#: rows of a table that a notebook shows
+SHOWN = 200
+
+
+def show_whole_tables() -> None:
+    """In a notebook, show tables of up to SHOWN rows whole, and of longer ones as many, with how many there are.
+
+    Pandas cuts at 60 rows to ten. What a user has set stays as it is."""
+    import pandas as pd
+
+    if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() and pd.get_option("display.max_rows") == 60:
+        pd.set_option("display.max_rows", SHOWN, "display.min_rows", SHOWN, "display.max_colwidth", 100)
 
 
 class Rows(dict[str, "pd.DataFrame"]):

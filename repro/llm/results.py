@@ -78,15 +78,22 @@ class Statistics:
     blocks_swapped_in: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Generation:
     """Results in the order of the prompts; `events` is what the scheduler decided (see repro.engine.events). `seed`,
     given to `generate` with the same prompts, gives the same samples again."""
 
     results: list[RequestResult]
     statistics: Statistics
-    events: list[Event] = field(repr=False)
+    events: list[Event]
     seed: int
+
+    def __repr__(self) -> str:
+        """A line; the texts are in `results`, and a notebook shows them as a table."""
+        did = self.statistics
+        samples = sum(len(one.samples) for one in self)
+        said = f"{len(self)} prompts, {samples} samples, {did.output_tokens} tokens in {did.seconds:.1f} s"
+        return f"{said} ({did.tokens_per_s:.0f} tokens/s); {did.num_preemptions} preemptions; seed {self.seed}"
 
     def __getitem__(self, index: int) -> RequestResult:
         return self.results[index]

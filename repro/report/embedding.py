@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FIGURE_FORMATS = ("png", "svg")
+#: beside the figures: experiment -> the machines that computed its rows
+MACHINES = "machines.json"
 
 
 def figure_bytes(figure: Figure, file_format: str, embedded: Mapping[str, Any]) -> bytes:

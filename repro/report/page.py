@@ -1,12 +1,11 @@
 """figures/index.html: every figure, the claims ledger and the machines behind them, on one page without a network.
 
 The page is a pure function of what lies in the two folders (figures, the JSON file beside each that says what it is,
-claims.json, the manifests of experiments that ran here, notebooks) and of the descriptions that it is handed. It judges
+claims.json, machines.json, notebooks) and of the descriptions that it is handed. It judges
 and computes nothing. How it looks is in templates/."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
@@ -19,11 +18,11 @@ import jinja2
 from markupsafe import Markup
 
 from repro import paths
-from repro.engine.errors import UserError
 from repro.hashing import read_json, write_atomically
 from repro.report import claims
 from repro.report.claims.compare import COLOR, lines, written, written_interval
 from repro.report.claims.rules import Verdict
+from repro.report.embedding import MACHINES
 
 _MEANINGS = {
     Verdict.REPRODUCED: "ours meets the claim's rule",
@@ -46,8 +45,8 @@ class Description:
 def build(figures: Path, results: Path, experiments: Mapping[str, Description]) -> Path:
     """Write `figures`/index.html and return its path; `experiments` describes them by name.
 
-    Raises UserError for a broken ledger or manifest, and where the page cannot be written."""
-    manifests = {path.parent.name: _manifest(path) for path in sorted(results.glob("*/manifest.json"))}
+    Raises UserError for a broken ledger, and where the page cannot be written."""
+    manifests = read_json(figures / MACHINES)
     drawn: dict[str, list[dict[str, str]]] = {}
     for path in sorted(figures.glob("*.svg")):
         about = read_json(path.with_suffix(".json"))
@@ -99,13 +98,6 @@ def _template() -> jinja2.Template:
         "css": lambda verdict: verdict.split()[0],
     }
     return environment.get_template("page.html.j2")
-
-
-def _manifest(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}); delete it and run the experiment again") from error
 
 
 def _badge(about: Mapping[str, Any]) -> str:

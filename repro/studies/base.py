@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repro.harness.experiment import Point
@@ -53,6 +54,18 @@ def house(draw: _Draw) -> _Draw:
     @functools.wraps(draw)
     def styled(rows: Rows, params: Any) -> dict[str, Figure]:
         with plotting.house():
-            return draw(rows, params)
+            figures = draw(rows, params)
+            if (lengths := getattr(params, "lengths", None)) not in (None, "hub"):
+                for figure in figures.values():
+                    _name_lengths(figure, Path(lengths).name)
+            return figures
 
     return styled
+
+
+def _name_lengths(figure: Figure, file: str) -> None:
+    """Requests whose lengths come from a file are not called ShareGPT's in a title."""
+    for axis in figure.axes:
+        for place in ("left", "center", "right"):
+            if "ShareGPT" in (title := axis.get_title(loc=place)):
+                axis.set_title(title.replace("ShareGPT", file), loc=place)

@@ -304,7 +304,7 @@ def test_only_the_committed_parameters_at_paper_scale_write_to_figures(
     run.draw(run.rows())
     run.judge(run.rows())
     where = project.folder / ("figures" if variant == "paper" else f"results/{variant}/figures")
-    names = ["claims.json", "tiny.json", "tiny.png", "tiny.runs.csv", "tiny.svg"]
+    names = ["claims.json", "machines.json", "tiny.json", "tiny.png", "tiny.runs.csv", "tiny.svg"]
     assert sorted(path.name for path in where.iterdir()) == names
     assert (project.folder / "figures").exists() is (variant == "paper")
 
