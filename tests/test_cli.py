@@ -274,24 +274,21 @@ def test_ctrl_c_says_how_to_go_on(project: FakeProject) -> None:
     assert not list(points.glob(".in-flight*"))  # the kernel ended in good order
 
 
-@pytest.mark.parametrize("disk", ["page", "log"])
-def test_a_full_disk_is_one_line(project: FakeProject, disk: str) -> None:
-    """Whatever is written: the page here, output here, points and notebooks in test_interruption.py."""
+def test_a_disk_that_is_full_under_the_page_or_a_log_is_one_line(
+    project: FakeProject, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Points, figures and notebooks: test_interruption.py."""
     (project.folder / "figures").mkdir()
-    if disk == "page":  # the device on which every write finds a full disk
-        (project.folder / "figures" / f".index.html.{os.getpid()}.tmp").symlink_to("/dev/full")
-        program = (
-            "import os, sys; os.getpid = lambda: int(sys.argv.pop(1)); from repro.cli import main; sys.exit(main())"
-        )
-        command, output = ["-c", program, str(os.getpid()), "page"], os.devnull
-    else:
-        command, output = ["-m", "repro", "list"], "/dev/full"
-    with open(output, "w") as log:
-        done = subprocess.run([sys.executable, *command], stdout=log, stderr=subprocess.PIPE, text=True, check=False)
-    assert (
-        done.returncode == 2 and done.stderr.count("\n") == 1 and "No space left on device; free space" in done.stderr
-    )
-    assert ("index.html" if disk == "page" else "the output cannot be written") in done.stderr
+    # The device on which every write finds a full disk.
+    (project.folder / "figures" / f".index.html.{os.getpid()}.tmp").symlink_to("/dev/full")
+    assert main(["page"]) == 2
+    page = capfd.readouterr().err
+    with open("/dev/full", "w") as log:
+        command = [sys.executable, "-m", "repro", "list"]
+        done = subprocess.run(command, stdout=log, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    for said, named in ((page, f"{project.folder}/figures/index.html"), (done.stderr, "the output cannot be written")):
+        assert said.count("\n") == 1 and named in said and "No space left on device; free space on " in said
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(project: FakeProject) -> None:

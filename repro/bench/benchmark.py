@@ -30,7 +30,7 @@ class Benchmark:
 
     `setting` is what all rows are measured with: columns of each of them. Rows of different settings, or of different
     source of what `measures` names (functions, modules), do not count as the same measurement. `method` goes into the
-    manifest; the columns `shown` are printed at the end."""
+    manifest; the columns `shown` of a few rows are printed at the end."""
 
     measures: ClassVar[Sequence[Any]]
     method: ClassVar[str]

@@ -15,7 +15,7 @@ from repro.hashing import canonical_json, sha256_text
 from repro.setup.machine import machine
 
 _clock = tqdm.format_interval
-_ROWS_SHOWN = 30
+_ROWS_SHOWN = 40  # of a recording with more, only the file is named
 #: makes the line of progress (repro.harness.progress.Progress) from the kind and the expected seconds of each point
 Display = Callable[[Sequence[tuple[str, float]]], Any]
 
@@ -38,8 +38,9 @@ def measure(name: str, benchmark: Benchmark, folder: Path, code: str, display: D
     later, never = work_through(steps, recording, left_s, benchmark.setting, display)
     about = {**benchmark.finish(recording), "seconds": round(time.monotonic() - started, 1)}
     recording.end(about, points_left_out=later + never)
-    if benchmark.shown and recording.rows:
-        print(_table(recording.rows, benchmark.shown))
+    if benchmark.shown and 0 < len(recording.rows) <= _ROWS_SHOWN:
+        columns = ["key", *benchmark.shown]
+        print(pd.DataFrame(recording.rows).reindex(columns=columns).fillna("").to_string(index=False))
     said = f"{len(recording.rows)} rows in {recording.path}"
     said += f"; {never} points cannot be measured, see above" if never else ""
     overrun = f"{later} points left out, as the budget of {options.budget} would be overrun: call again to go on"
@@ -87,10 +88,3 @@ def work_through(
     if line:
         line.close()
     return later, never
-
-
-def _table(rows: Sequence[Row], shown: Sequence[str]) -> str:
-    """The last rows as text, with how many were left out."""
-    table = pd.DataFrame(rows[-_ROWS_SHOWN:]).reindex(columns=["key", *shown]).fillna("")
-    left_out = f"\n({len(rows) - len(table)} rows before these)" if len(rows) > len(table) else ""
-    return table.to_string(index=False) + left_out

@@ -78,10 +78,11 @@ def test_a_benchmark_is_recorded_with_its_manifest_and_goes_on_where_it_stopped(
     assert "squares: 2/2 points, 2 computed in" in printed
 
 
-def test_a_long_recording_shows_its_last_rows_and_says_how_many_were_left_out():
-    rows = [{"key": f"few/{number}", "root": number, "square": None} for number in range(100)]
-    lines = run._table(rows, Squares.shown).splitlines()
-    assert len(lines) == 32 and lines[-2].split() == ["few/99", "99"] and lines[-1] == "(70 rows before these)"
+def test_a_long_recording_is_named_and_not_printed(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run, "_ROWS_SHOWN", 3)
+    measure(tmp_path)
+    printed = capsys.readouterr().out
+    assert "few/3" not in printed and f"4 rows in {tmp_path}" in printed
 
 
 def test_other_code_and_another_setting_are_measured_anew_unless_the_code_is_named(tmp_path):
