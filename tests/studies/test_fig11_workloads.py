@@ -69,7 +69,9 @@ def test_rows_carry_the_card(rows: Rows) -> None:
         assert row["card"] == str(card) and row["trace_hash"] == card.hash and not row["equals_paper_trace"]
         assert row["recipe"] == card.source.recipe and row["filter"] == card.source.filter
         assert row["requests"] == card.num_requests and row["rank_correlation"] == pytest.approx(card.rank_correlation)
-        assert (row["prompt_p10"], row["output_p99"]) == (card.prompt_quantiles[0], card.output_quantiles[-1])
+        assert (row["prompt_p10"], row["output_p99"]) == pytest.approx(
+            (card.prompt_quantiles[0], card.output_quantiles[-1])
+        )
         ranges = rows["prompt_ranges"][rows["prompt_ranges"]["trace_hash"] == card.hash]
         assert ranges["requests"].sum() == card.num_requests
 
