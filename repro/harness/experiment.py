@@ -247,7 +247,8 @@ class Run:
             for file_format in FIGURE_FORMATS:
                 write_atomically(folder / f"{name}.{file_format}", figure_bytes(figure, file_format, carried))
             write_atomically(folder / f"{name}.json", pretty_json({**carried, **kept}))
-        self._record_machines(manifest)
+        if same:
+            self._record_machines(manifest)
         drawn = {"figures": dict.fromkeys(sorted(figures), about["rows_hash"])}
         write_atomically(self.manifest_path, pretty_json({**manifest, **drawn}))
         return figures
