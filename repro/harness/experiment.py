@@ -62,8 +62,8 @@ def open(stem: str, scale: str = "paper", overrides: Mapping[str, Any] | None = 
     return Run(stem, file, scale, study, params, paths.folders(variant))
 
 
-def _expect_rows(rows: Any) -> None:
-    instance("rows", rows, Rows, "the rows of the experiment, as run.rows() returns them")
+def _expect_rows(rows: Any, kind: type = Mapping) -> None:
+    instance("rows", rows, kind, "the rows of the experiment, as run.rows() returns them")
 
 
 def parameter_file(stem: str) -> ParameterFile:
@@ -226,7 +226,7 @@ class Run:
         in machines.json, by experiment."""
         import pandas as pd
 
-        _expect_rows(rows)
+        _expect_rows(rows, Rows)
         about, manifest = self._about(rows), read_json(self.manifest_path)
         same = manifest.get("rows_hash") == about["rows_hash"]  # of other rows we do not know the code that made them
         about |= {"traces": sha256_json(about["traces"]), "code_hash": manifest.get("code_hash") if same else None}
