@@ -270,8 +270,9 @@ class Run:
         the parameters are not the paper's."""
         _expect_rows(rows)
         found = self.study.judge(rows, self.params) if self.params.as_in_paper else []
+        notes = dict(self.file.notes)
         for one in found:
-            if text := self.file.notes.get(one.claim_id):
+            if text := notes.pop(one.claim_id, None):  # on a claim's first judgement; a second one is of another machine
                 # Not `replace`: it would round the numbers a second time.
                 object.__setattr__(one, "note", text.strip().format(**one.facts))
         return found

@@ -182,11 +182,11 @@ def _renamed(tables: Iterable[list[tuple[Any, int, int]]]) -> list[list[tuple[in
 
 def judge(rows: Rows, params: Params) -> list[Judgement]:
     states = rows["states"]
-    held = dict.fromkeys(_CLAIM.values(), True)
+    other = dict.fromkeys(_CLAIM.values(), 0)
     for walk, claim_id in _CLAIM.items():
         for step, drawn in DRAWN[walk].items():
-            held[claim_id] &= same_state(where(states, walk=walk, step=step), drawn)
-    return [Judgement(claim_id, same, "exact") for claim_id, same in held.items()]
+            other[claim_id] += not same_state(where(states, walk=walk, step=step), drawn)
+    return [Judgement(claim_id, count, "exact") for claim_id, count in other.items()]
 
 
 @house

@@ -126,27 +126,36 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
             "faster-transformer": {panel: values[panel, "faster-transformer"] for panel in params.panels},
         }
 
+    by_seed = rows["crossing"].pivot(index=["panel", "seed"], columns="system", values="crossing_rate")
+
     def ratio(panel: str, other: str) -> float:
         return mean[panel, "vllm"] / mean[panel, other]
 
-    over_oracle, over_max = (
-        {model: ratio(f"{model}/sharegpt", other) for model in params.models} for other in ("orca-oracle", "orca-max")
+    def span(panel: str, other: str) -> list[float]:
+        found = (by_seed["vllm"] / by_seed[other]).loc[panel]
+        return [found.min(), found.max()]
+
+    (over_oracle, oracle_ends), (over_max, max_ends) = (
+        [{model: of(f"{model}/sharegpt", other) for model in params.models} for of in (ratio, span)]
+        for other in ("orca-oracle", "orca-max")
     )
     readings = grid_readings(rows["latency"]).items()
     read = "; ".join(f"{panel} {name} {rate:.3g}" for (panel, name), rate in readings if name in orcas_and_vllm)
-    alpaca = {name: ratio("opt-175b/alpaca", name) for name in ("orca-oracle", "orca-pow2")}
+    alpaca, alpaca_ends = (
+        {name: of("opt-175b/alpaca", name) for name in ("orca-oracle", "orca-pow2")} for of in (ratio, span)
+    )
     larger = {
-        "longer-sequences": over_oracle["opt-13b"] > ratio("opt-13b/alpaca", "orca-oracle"),
-        "larger-models": over_oracle["opt-175b"] > over_oracle["opt-13b"],
+        "longer-sequences": 100 * (over_oracle["opt-13b"] / ratio("opt-13b/alpaca", "orca-oracle") - 1),
+        "larger-models": 100 * (over_oracle["opt-175b"] / over_oracle["opt-13b"] - 1),
     }
     fastest = max(ratio(panel, "faster-transformer") for panel in params.panels)
     facts = {"precision": params.precision, "read": read}
     return [
         Judgement("fig12-curves", table(mean), "modelled", table(ends), facts=facts),
-        Judgement("rate-vs-oracle-sharegpt", over_oracle, "modelled"),
-        Judgement("rate-vs-max-sharegpt", over_max, "modelled"),
+        Judgement("rate-vs-oracle-sharegpt", over_oracle, "modelled", oracle_ends),
+        Judgement("rate-vs-max-sharegpt", over_max, "modelled", max_ends),
         Judgement("rate-vs-fastertransformer", fastest, "modelled"),
-        Judgement("opt175b-alpaca-compute-bound", alpaca, "modelled"),
+        Judgement("opt175b-alpaca-compute-bound", alpaca, "modelled", alpaca_ends),
         Judgement("throughput-2-to-4x", [min(over_oracle.values()), max(over_max.values())], "modelled"),
         Judgement("larger-gains-elsewhere", larger, "modelled"),
     ]

@@ -1,22 +1,25 @@
 """The paper's comparison measured on a GPU: saturated throughput of five systems, and what their memory held."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from repro.bench import kept
-from repro.engine.config import DEPLOYMENTS
+from repro.engine.config import DEVICES
 from repro.engine.systems import SYSTEMS
 from repro.harness.tables import ABOUT
 from repro.simulate.load import Load, predict
 from repro.simulate.metrics import PIECES
 from repro.simulate.step_times import StepTimes
 from repro.studies import measured as shared
-from repro.studies.base import Axes, DataFrame, Figure, Judgement, Point, Rows, house, paper, plotting
+from repro.studies.base import Axes, DataFrame, Figure, Judgement, Point, Rows, Series, house, paper, plotting
 from repro.studies.common import WORKLOAD_LABEL, deployment_of
 from repro.studies.measured import INTERVAL, Measured
 
 _RUN = ("workload", "system")
-TABLES = {"saturated": (*_RUN, "n"), "latency": (*_RUN, "multiple"), "generate": ("workload",), "replayed": _RUN}
+_STEP = ("seqs", "prompt_tokens", "context_tokens")
+TABLES = {"saturated": (*_RUN, "n"), "latency": (*_RUN, "multiple"), "generate": ("workload",), "step": _STEP}
+TABLES |= {"replayed": _RUN}
 KINDS = ("saturated", "latency", "generate")
 METRICS = (*INTERVAL, "finished_rate", "mean_batch", "latency_s_per_token", "preemptions", *PIECES)
 COLUMNS = ("system", "workload", "n", "rate", "multiple", "mark", *METRICS, "model", "kv_slots", *ABOUT)
@@ -40,7 +43,8 @@ def measured(path: Path, evidence: str) -> dict[str, list[dict[str, Any]]]:
     tables: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     for row in shared.runs(path, evidence, KINDS):
         tables[row["kind"]].append(shared.columns(row, COLUMNS) | {"n": row.get("n") or 1})
-    return tables
+    steps = shared.runs(path, evidence, ("step",))
+    return tables | {"step": [shared.columns(row, (*_STEP, "seconds", "model", "kv_slots", *ABOUT)) for row in steps]}
 
 
 def replayed(path: Path, evidence: str, key: str) -> dict[str, Any]:
@@ -148,17 +152,72 @@ def _draw_latency(rows: Rows) -> Figure:
 
 
 def judge(rows: Rows, params: Params) -> list[Judgement]:
-    papers, saturated = DEPLOYMENTS["opt-13b"], rows["saturated"]
-    if {*saturated["model"]} != {papers.model.name} or {*saturated["kv_slots"]} != {papers.kv_slots}:
-        return []  # another model or pool says nothing about the claims
-    rates = saturated[saturated["workload"] == "sharegpt"].groupby(["system", "n"])["tokens_per_s"].mean()
-    evidence, device = saturated.iloc[0]["evidence"], saturated.iloc[0]["device"]
-    found = []
-    if len(rows["generate"]) and ("vllm", 1) in rates:
-        ours = rates["vllm", 1] / rows["generate"]["tokens_per_s"].mean()
-        found.append(Judgement("hf-24x", ours, evidence, facts={"device": device}))
-    n = min((n for system, n in rates.index if n > 1 and system == "vllm"), default=0)
-    if ("orca-max", n) in rates:
-        ours = rates["vllm", n] / rates["orca-max", n]
-        found.append(Judgement("tgi-3.5x", ours, evidence, facts={"device": device, "n": n}))
-    return found
+    saturated, own = rows["saturated"], ratios(rows, "sharegpt")
+    means = basic(rows, "sharegpt").groupby("system").mean(numeric_only=True)
+    several = saturated[(saturated["workload"] == "sharegpt") & (saturated["n"] > 1)]
+    fewest = several[several["n"] == several["n"].min()]
+    judged: dict[str, Any] = {"hf-24x": None, "tgi-3.5x": None}
+    if len(rows["generate"]) and "vllm" in means.index:
+        judged["hf-24x"] = means.at["vllm", "tokens_per_s"] / rows["generate"]["tokens_per_s"].mean()
+    if found := shared.multiple_of(fewest, "orca-max"):
+        judged["tgi-3.5x"] = found[0], [found[0] - found[1], found[0] + found[1]]
+    if {*SYSTEMS} <= {*means.index}:
+        judged |= _memory_claims(rows, means) | _ratio_claims(own, ratios(rows, "alpaca"))
+    found = shared.on_gpu(saturated, judged | {"prefill-and-decode-bounds": _bounds(rows["step"])})
+    facts = {"device": saturated.iloc[0]["device"], "n": fewest["n"].min()}
+    return [replace(one, facts=facts) for one in found]
+
+
+def _memory_claims(rows: Rows, means: DataFrame) -> dict[str, Any]:
+    """What the pool held, and how many requests ran at once."""
+    pool = 100 * means.loc[[name for name in SYSTEMS if name != "faster-transformer"], list(PIECES)]
+    orcas, vllm = pool.drop("vllm"), pool.loc["vllm"]
+    wasted, batch = 100 - orcas["token_states"], means["mean_batch"]
+    alpaca = basic(rows, "alpaca").groupby("system")["mean_batch"].mean()
+    return {
+        "fig2-token-states": pool["token_states"].to_dict(),
+        "fig2-reservation": orcas["reserved"].to_dict(),
+        "fig2-internal": orcas["internal"].to_dict(),
+        "fig2-external-and-others": (pool["rounding"] + pool["free"]).to_dict(),
+        "waste-under-4-percent": vllm["reserved"] + vllm["internal"],
+        "waste-60-80": [wasted.min(), wasted.max()],
+        "fig13-sharegpt": batch[pool.index].to_dict(),
+        "fig13-alpaca": alpaca.reindex(orcas.index).dropna().to_dict(),
+        "more-requests-batched": {f"vs-{name}": batch["vllm"] / batch[f"orca-{name}"] for name in ("oracle", "max")},
+    }
+
+
+def _ratio_claims(sharegpt: dict[str, tuple[float, float]], alpaca: dict[str, tuple[float, float]]) -> dict[str, Any]:
+    """How many times as much vLLM delivers, saturated, where the paper compares rates at a latency."""
+    oracle, most = sharegpt["orca-oracle"], sharegpt["orca-max"]
+    judged = {
+        "rate-vs-oracle-sharegpt": shared.with_interval({"opt-13b": oracle}),
+        "rate-vs-max-sharegpt": shared.with_interval({"opt-13b": most}),
+        "rate-vs-fastertransformer": max(found["faster-transformer"][0] for found in (sharegpt, alpaca)),
+        "throughput-2-to-4x": [oracle[0], most[0]],
+    }
+    if "orca-oracle" in alpaca:
+        judged["larger-gains-elsewhere"] = {"longer-sequences": 100 * (oracle[0] / alpaca["orca-oracle"][0] - 1)}
+    return judged
+
+
+def _bounds(steps: DataFrame) -> dict[str, dict[str, float]] | None:
+    """What the steps with the longest prompts, and those of the fewest and the most decoding sequences alone, reach of
+    the datasheet's bandwidth and matrix rate, in %. None without steps, and for a GPU whose datasheet is not kept."""
+    gpu = next((one for name, one in DEVICES.items() if len(steps) and name in steps.iloc[0]["device"].lower()), None)
+    if gpu is None:
+        return None
+    model, alone = deployment_of("opt-13b").model, steps[steps["prompt_tokens"] == 0].sort_values(["seqs"], kind="stable")
+    chosen = {
+        "prefill": steps.sort_values(["prompt_tokens", "seqs"], ascending=[False, True]).iloc[0],
+        "few decodes": alone.iloc[0],
+        "many decodes": alone.iloc[-1],
+    }
+
+    def reached(step: Series) -> dict[str, float]:
+        moved = model.weight_bytes + step["context_tokens"] * model.kv_bytes_per_token
+        computed = (step["seqs"] + step["prompt_tokens"]) * model.flops_per_token
+        rates = {"memory": moved / gpu.bytes_per_s, "arithmetic": computed / gpu.flops_per_s}
+        return {bound: 100 * least / step["seconds"] for bound, least in rates.items()}
+
+    return {name: reached(step) for name, step in chosen.items()}

@@ -136,4 +136,28 @@ def _draw_prefix(axis: Axes, rows: DataFrame) -> None:
 
 
 def judge(rows: Rows, params: Params) -> list[Judgement]:
-    return []  # the claims are about rates at a latency on an A100: saturated runs of another card stand beside them
+    sharing, prefix = rows["sharing"], rows["prefix"]
+    vllm = sharing[(sharing["system"] == "vllm") & (sharing["n"] > BASIC)]
+    saved = {method: 100 * group.groupby("n")["saving"].mean() for method, group in vllm.groupby("method")}
+    found = {method: gains(sharing, method) for method in METHODS}
+    shared_prefix = {
+        panel.replace("/", "-"): multiple
+        for tokens, panel in PANELS.items()
+        if (multiple := shared.multiple_of(prefix[prefix["prefix_tokens"] == tokens], "orca-oracle"))
+    }
+    judged = {f"fig15-{method}-alpaca": {int(n): value for n, value in saved[method].items()} for method in saved}
+    if "beam" in saved:
+        judged["beam-sharing-up-to-55"] = saved["beam"].max()
+    if "parallel" in saved:  # n sequences that share s blocks save (n - 1) s
+        blocks = saved["parallel"] * saved["parallel"].index / (saved["parallel"].index - 1)
+        judged["prompt-share-of-kv"] = blocks.mean(), [blocks.min(), blocks.max()]
+    if shared_prefix:
+        judged["fig16-shared-prefix"] = shared.with_interval(shared_prefix)
+    widest = [found[method].get(max(WIDTHS)) for method in METHODS]
+    if all(widest) and BASIC in found["beam"]:
+        rising = {"one" if n == BASIC else f"beam-{n}": ratio for n, (ratio, _) in sorted(found["beam"].items())}
+        basic = rising["one"]
+        judged["gain-grows-with-sharing"] = {"basic": basic, "beam-6": rising["beam-6"], "rising": rising}
+        least = min(ratio for ratio, _ in widest)
+        judged["larger-gains-elsewhere"] = {"more-complex-decoding": 100 * (least / basic - 1)}
+    return shared.on_gpu(sharing, judged)

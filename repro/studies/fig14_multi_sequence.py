@@ -152,17 +152,15 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
             f"sequence does. If the Orcas' copies took no time: {read}."
         )
         rising = [gain(BASIC), *(gain(f"beam/{width}") for width in params.widths)]
-        gains |= {
-            "beam-6": gain("beam/6"),
-            "rises over basic and beam 2 4 6": all(left < right for left, right in zip(rising, rising[1:])),
-        }
+        steps = ("one", *(f"beam-{width}" for width in params.widths))
+        gains |= {"beam-6": gain("beam/6"), "rising": dict(zip(steps, rising))}
         text = ", ".join(f"{value:.2f}" for value in rising)
         uncharged = gain("beam/6", free)
         gain_note = f"Basic and beam 2, 4, 6: {text}; beam 6 if Oracle's copies took no time: {uncharged:.2f}."
     else:
         gain_note = "Parallel 2, 4, 6: " + ", ".join(f"{gain(panel):.2f}" for panel in params.panels) + "."
     widest = {panel: gain(panel) for panel in params.panels if panel.endswith(f"/{max(params.widths)}")}
-    complex_gains = {"more-complex-decoding": min(widest.values()) > gain(BASIC)}
+    complex_gains = {"more-complex-decoding": 100 * (min(widest.values()) / gain(BASIC) - 1)}
     facts = {"basic": gain(BASIC), "widest": ", ".join(f"{panel} {value:.2f}" for panel, value in widest.items())}
     return [
         Judgement("fig14-curves", table(mean), "modelled", table(ends), note),

@@ -239,4 +239,8 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     said = ", ".join(f"{min(found):.0f} to {max(found):.0f} % at batch {batch}" for batch, found in theirs.items())
     first = rows["fig18a"].iloc[0]
     facts = {"device": first["device"], "theirs": said, "least": less.min(), "most": less.max()}
-    return [Judgement("fig18a-kernel-overhead", [cost.min(), cost.max()], first["evidence"], facts=facts)]
+    on_gpu = {"evidence": first["evidence"], "device": first["device"]}
+    return [
+        Judgement("fig18a-kernel-overhead", [cost.min(), cost.max()], facts=facts, **on_gpu),
+        Judgement("overhead-at-small-batches", cost.groupby(level="batch").mean().to_dict(), **on_gpu),
+    ]

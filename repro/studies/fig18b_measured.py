@@ -11,8 +11,9 @@ from typing import Any
 from repro.bench import kept
 from repro.harness.tables import ABOUT
 from repro.studies import measured as shared
-from repro.studies.base import DataFrame, Figure, Judgement, Point, Rows, house, plotting
+from repro.studies.base import DataFrame, Figure, Judgement, Point, Rows, house, plotting, where
 from repro.studies.common import WORKLOAD_LABEL
+from repro.studies.fig19_preemption import MIDDLE
 from repro.studies.measured import INTERVAL, Measured
 
 TABLES = {"blocks": ("workload", "way", "block_size")}
@@ -72,4 +73,19 @@ def between_ways(rows: DataFrame) -> dict[int, float]:
 
 
 def judge(rows: Rows, params: Params) -> list[Judgement]:
-    return []  # the claims are about latencies on an A100; what a saturated run of another card says stands beside them
+    runs = rows["blocks"]
+    ms: dict[str, dict[int, float]] = {}
+    for workload, way in (("sharegpt", "recompute"), ("alpaca", "by_group")):  # vLLM's own way of preemption
+        means = where(runs, workload=workload, way=way).groupby("block_size")["tokens_per_s"].mean()
+        ms[workload] = {int(size): 1e3 / rate for size, rate in means.items()}
+
+    def those(*sizes: int) -> dict[str, dict[int, float]]:
+        return {name: {size: found[size] for size in sizes if size in found} for name, found in ms.items()}
+
+    apart = [abs(value) for size, value in between_ways(runs).items() if size in MIDDLE]
+    judged = {
+        "fig18b-block-size": those(16, 32, 64, 128, 256),
+        "fig18b-small-blocks": those(1, 2, 4, 8, 16),
+        "fig19b-comparable": (max(apart), [min(apart), max(apart)]) if apart else None,
+    }
+    return shared.on_gpu(runs, judged)

@@ -11,7 +11,8 @@ import numpy as np
 from pydantic import AfterValidator
 
 from repro.bench import kept
-from repro.studies.base import Axes, DataFrame, Parameters
+from repro.engine.config import DEPLOYMENTS
+from repro.studies.base import Axes, DataFrame, Judgement, Parameters
 
 #: useful output tokens/s of a run: the mean, and the ends of its 95 % interval
 INTERVAL = ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")
@@ -60,6 +61,30 @@ def columns(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
 def kernel_rows(path: Path, evidence: str, *benchmarks: str) -> list[dict[str, Any]]:
     """The rows of these benchmarks in a recording of kernel times."""
     return [row for row in kept.read(path, evidence) if row["benchmark"] in benchmarks]
+
+
+def on_gpu(rows: DataFrame, judged: Mapping[str, Any]) -> list[Judgement]:
+    """Second verdicts: what these rows say of claims (claim -> ours, or ours and its interval; None is left out).
+
+    None if another model or pool was measured, which says nothing about the claims."""
+    papers = DEPLOYMENTS["opt-13b"]
+    if {*rows["model"]} != {papers.model.name} or {*rows["kv_slots"]} != {papers.kv_slots}:
+        return []
+    evidence, device = rows.iloc[0][["evidence", "device"]]
+    values = {claim: ours if isinstance(ours, tuple) else (ours, None) for claim, ours in judged.items()}
+    return [
+        Judgement(claim, ours, evidence, interval, device=device)
+        for claim, (ours, interval) in values.items()
+        if ours is not None
+    ]
+
+
+def with_interval(found: Mapping[Any, tuple[float, float]]) -> tuple[dict[Any, float], dict[Any, list[float]]]:
+    """Ratios as a judgement has them, from key -> (ratio, plus or minus)."""
+    return (
+        {key: ratio for key, (ratio, _) in found.items()},
+        {key: [ratio - off, ratio + off] for key, (ratio, off) in found.items()},
+    )
 
 
 def multiple_of(rows: DataFrame, name: str) -> tuple[float, float] | None:

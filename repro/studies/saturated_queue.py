@@ -184,22 +184,37 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     lost = {"preemptions": "preemptions", "discarded_tokens": "discarded_tokens"}
     over = {"contiguous": ("contiguous (16384)", full), "paged": ("paged (16384)", rate)}
     known = {"oracle": ("oracle (equal outputs)", states), "paged": (equal, rate)}
-    penalty = {"kernel_penalty": recorded["speed"].iloc[0]} if len(recorded) else {}
     preempted = {"default": ("paged", lost | {"delivered_tokens": "delivered_tokens"}), "spread0": (equal, lost)}
-    more_often = bool(table.at[equal, "preemptions"] > table.at["paged", "preemptions"])
+    more_often = table.at[equal, "preemptions"] / table.at["paged", "preemptions"]
+    without = {"paged": equal, "oracle": "oracle (equal outputs)"}
+    behind = {"tokens_per_step": {name: tokens[setup] for name, setup in without.items()}}
+    spans = {"tokens_per_step": {name: ends(setup, "tokens_per_step") for name, setup in without.items()}}
     sharing = {"block16": tokens["paged (shared)"], "block256": tokens["paged (256, shared)"]}
     small = [name for name, setup in SETUPS.items() if setup.memory == "paged" and setup.block_size == 16]
     return [
         several("explainer-default", {"contiguous": ("contiguous (2048)", full), "paged": ("paged", full)}),
         several("explainer-overdeclared", over),
         several("explainer-honest-256", {"contiguous": ("contiguous (256)", states)}),
-        several("explainer-no-uncertainty", known, **penalty),
+        several("explainer-no-uncertainty", known),
+        said("effective-tokens", behind, spans),
+        *_with_penalty(recorded, tokens[equal]),
         single("explainer-external-fragmentation", "oracle", "blocked_pct"),
-        several("explainer-preemptions", preempted, **{"uniform lengths preempt more": more_often}),
+        several("explainer-preemptions", preempted, **{"uniform over mixed": more_often}),
         said("explainer-block-size", {"16": paged, "256": tokens["paged (block 256)"]}),
         said("explainer-sharing", sharing | {"gain_pct": 100 * (sharing["block16"] / paged - 1)}),
         said("explainer-gap", {f"declared_{n}": paged / tokens[f"contiguous ({n})"] for n in (2048, 16384)}),
-        said("explainer-first-block", bool(first)),
+        said("explainer-first-block", len(stuck)),
         single("last-block-measured", "paged", "empty_mib"),
         said("last-block-bound", int(most.loc[small, "empty_slots_most"].max())),
+    ]
+
+
+def _with_penalty(recorded: DataFrame, paged: float) -> list[Judgement]:
+    """What a recorded kernel's speed makes of the tokens a step."""
+    if recorded.empty:
+        return []
+    speed, evidence, device = recorded.iloc[0][["speed", "evidence", "device"]]
+    return [
+        Judgement("explainer-no-uncertainty", {"kernel_penalty": speed}, evidence, device=device),
+        Judgement("effective-tokens", {"effective_tokens_per_step": speed * paged}, evidence, device=device),
     ]

@@ -157,9 +157,13 @@ def tables(rows: Rows, params: Params) -> dict[str, DataFrame]:
 
 def judge(rows: Rows, params: Params) -> list[Judgement]:
     case, served = rows["swap"], rows["served_swapping"]
-    bounded = all((table["swapped"] <= table["num_blocks"]).all() for table in (case, served))
+    share = max(float((100 * table["swapped"] / table["num_blocks"]).max()) for table in (case, served))
+    left = rows["until_completed"]["token_states"].mean()
     peaks = case.groupby("num_cpu_blocks")["swapped"].max()
     text = "at most {0.swapped:.0f} of {0.num_blocks:.0f} blocks at {0.rate:g} req/s"
     most = {"most": peaks[peaks.index.max()], "most_bounded": peaks[SWAP_CASE["num_blocks"]]}
     facts = SWAP_CASE | most | {"in_service": ", ".join(map(text.format, served.itertuples()))}
-    return [Judgement("swap-bounded-by-gpu", bounded, "replayed", facts=facts)]
+    return [
+        Judgement("swap-bounded-by-gpu", share, "replayed", facts=facts),
+        Judgement("stop-until-completed", left, "replayed"),
+    ]

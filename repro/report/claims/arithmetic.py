@@ -17,6 +17,8 @@ EXPLAINER_TOKEN_BYTES = 36 * 2 * 8 * 128 * 2
 LLAMA_TOKEN_BYTES = MODELS["llama-3.1-8b"].kv_bytes_per_token
 POOL_TOKENS = 405_239
 MAX_MODEL_LEN = 40_960
+#: by block size: what is shared of a prefix of 1,000 tokens, whole blocks as in the manager
+SHARED_OF_1000 = {f"block{size}": 1000 // size * size for size in (16, 256)}
 LAST_BLOCK_MIB = (BLOCK_SIZE - 1) * EXPLAINER_TOKEN_BYTES / MIB
 
 
@@ -51,9 +53,16 @@ COMPUTE: dict[str, Callable[[], Tree]] = {
         "concurrency": POOL_TOKENS / MAX_MODEL_LEN,
     },
     "block-table-size": lambda: {f"block{size}_mib": 128 * blocks(MAX_MODEL_LEN, size) * 4 / MIB for size in (16, 1)},
-    "shared-prefix-whole-blocks": lambda: {f"block{size}": 1000 // size * size for size in (16, 256)},
+    "block-table-share": lambda: 100 * 128 * blocks(MAX_MODEL_LEN) * 4 / (POOL_TOKENS * EXPLAINER_TOKEN_BYTES),
+    "block-elements": lambda: BLOCK_SIZE * 128,
+    "shared-prefix-whole-blocks": lambda: SHARED_OF_1000,
+    "cow-of-shared-prefix": lambda: SHARED_OF_1000,
     "last-block-bytes": lambda: {"per_sequence_mib": LAST_BLOCK_MIB, "bound_95_mib": 95 * LAST_BLOCK_MIB},
     "request-32k": lambda: 32 * KIB * EXPLAINER_TOKEN_BYTES / GIB,
+    "one-long-sequence": lambda: {
+        "paged": blocks(32 * KIB) * BLOCK_SIZE * EXPLAINER_TOKEN_BYTES / GIB,
+        "contiguous": 32 * KIB * EXPLAINER_TOKEN_BYTES / GIB,
+    },
     "short-prefix-shares-nothing": lambda: 12 // BLOCK_SIZE,
     "idle-slots": lambda: 2048 - 280,
     "last-block-share": lambda: 100 * (BLOCK_SIZE - 1) / 512,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -10,17 +11,22 @@ from importlib import resources
 from typing import Any
 
 from repro.report import paper
-from repro.report.claims.rules import KeyPath, Rule, Tree, Verdict, at, leaves, worst
+from repro.report.claims.rules import KeyPath, Leaf, Rule, Tree, Verdict, at, leaves, mapped, worst
 
 KINDS = ("exact", "trace", "memory", "serving", "kernel")
 EVIDENCE = ("exact", "measured", "recorded", "replayed", "modelled")  # from the strongest to the weakest
+#: What a claim's `measured` says where its rule is applied to rows of another GPU, too.
+SAME_RULE = "same rule"
 _FILES = ("paper.yaml", "later.yaml")
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim. `value` is a number, a word, or nested dicts and lists of them; `judge` maps each of its top-level
-    keys to a rule ("" for all of it). ValueError where the data file is inconsistent."""
+    """One claim. `value` is a number, a word, or nested dicts and lists of them. `judge` maps parts of it to rules, by
+    their keys with dots between; the longest key counts, and "" is all of it. `measured` is what a GPU's rows are
+    asked: SAME_RULE, or a verdict and why ("not comparable: ..."); None if no GPU could show what the claim is about.
+
+    ValueError where the data file is inconsistent."""
 
     id: str
     where: str
@@ -31,17 +37,32 @@ class Claim:
     rule: str
     judge: Mapping[str, Rule]
     printed: str | None = None
+    measured: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"claim {self.id}: kind {self.kind!r} is not one of {KINDS}")
-        if "" not in self.judge and set(self.judge) != set(self.value):
-            raise ValueError(f"claim {self.id}: rules for {sorted(self.judge)}, value has {sorted(self.value)}")
+        used = {self._key_of(path) for path, _ in leaves(self.value)}
+        if used != set(self.judge):
+            raise ValueError(f"claim {self.id}: rules for {sorted(self.judge)}, of which {sorted(map(str, used))} are used")
+        if self.measured not in (None, SAME_RULE):
+            Verdict(self.measured.partition(": ")[0])
         if all(rule.type == "input" for rule in self.judge.values()):
             raise ValueError(f"claim {self.id}: all of its keys are inputs")
 
+    def _key_of(self, path: KeyPath) -> str | None:
+        keys = (".".join(path[:length]) for length in range(len(path), -1, -1))
+        return next((key for key in keys if key in self.judge), None)
+
     def rule_of(self, path: KeyPath) -> Rule:
-        return self.judge.get("") or self.judge[path[0]]
+        return self.judge[self._key_of(path)]
+
+    def members(self, ours: Tree) -> dict[str, dict[KeyPath, tuple[Leaf, Leaf]]]:
+        """rule's key -> path -> (the claim's value, ours) of what it judges."""
+        found: dict[str, dict[KeyPath, tuple[Leaf, Leaf]]] = defaultdict(dict)
+        for path, value in leaves(self.value):
+            found[self._key_of(path)][path] = (value, at(ours, path))
+        return found
 
 
 @dataclass(frozen=True)
@@ -51,7 +72,8 @@ class Judgement:
     `ours` has the keys of the claim's value, in the same unit, or some of them (another experiment may add the rest; a
     key that is None or missing is "not run"). `interval` has the same shape with [low, high] in place of each number:
     the spread over seeds or readings. `facts` are the numbers for the places in the experiment's note on the claim.
-    ValueError for an unknown evidence, and for a number that is not finite."""
+    `device` is the GPU whose rows give the claim its second verdict; None: its first one. ValueError for an unknown
+    evidence, and for a number that is not finite."""
 
     claim_id: str
     ours: Tree
@@ -59,6 +81,7 @@ class Judgement:
     interval: Tree = None
     note: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    device: str | None = None
 
     def __post_init__(self) -> None:
         if self.evidence not in EVIDENCE:
@@ -129,8 +152,7 @@ def judge_entry(claim: Claim, ours: Tree) -> tuple[Verdict, Tree]:
     known = {path for path, _ in leaves(claim.value)}
     if stray := [path for path, leaf in leaves(ours) if leaf is not None and path not in known]:
         raise ValueError(f"claim {claim.id} has no key {'.'.join(stray[0])!r}; its value is {claim.value!r}")
-    if "" in claim.judge:
-        verdicts = claim.judge[""].tree(claim.value, ours)
-    else:
-        verdicts = {key: claim.judge[key].tree(value, at(ours, (key,))) for key, value in claim.value.items()}
-    return worst(verdict for _, verdict in leaves(verdicts)), verdicts
+    found: dict[KeyPath, Verdict] = {}
+    for key, members in claim.members(ours).items():
+        found |= claim.judge[key].verdicts(members)
+    return worst(found.values()), mapped(claim.value, lambda path, _: found[path])

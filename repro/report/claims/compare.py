@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from repro.hashing import sha256_text
 from repro.report.claims.claim import Judgement, load
-from repro.report.claims.ledger import Entry, contribution, entry
+from repro.report.claims.ledger import Contribution, Entry, contribution, entry
 from repro.report.claims.rules import KeyPath, Leaf, Tree, Verdict, at, deviation, leaves
 
 if TYPE_CHECKING:
@@ -15,30 +15,35 @@ if TYPE_CHECKING:
     from pandas.io.formats.style import Styler
 
 COLUMNS = ("claim", "key", "paper", "ours", "interval", "deviation_percent", "verdict", "evidence")
+COLUMNS += ("measured", "measured_verdict")
 #: The colours of the verdicts; an input judges nothing and has none.
 COLOR = {
     Verdict.REPRODUCED: "#1b7f4b",
     Verdict.DIFFERS: "#b3261e",
     Verdict.CONTRADICTORY: "#8a4fbd",
     Verdict.REPORTED: "#2166ac",
+    Verdict.NOT_COMPARABLE: "#5f6b76",
+    Verdict.NOT_MEASURED: "#5f6b76",
     Verdict.CALIBRATION: "#8a6d1c",
     Verdict.NOT_RUN: "#8b939d",
 }
 
 
-def compare(judged: Iterable[Judgement | Entry]) -> pd.DataFrame:
+def compare(judged: Sequence[Judgement | Entry]) -> pd.DataFrame:
     """Judgements, or entries of the ledger, as a table with `COLUMNS`: one line for each key of their claims.
 
     `paper` and `ours` are numbers, words or flags in the claim's unit; `interval` is (lowest, highest) over seeds or
     readings, or None; `deviation_percent` is (ours - paper) / |paper|, NaN where there is none. A key that a judgement
-    leaves out is "not run". Raises KeyError for an unknown claim, ValueError for a key that the claim does not have."""
+    leaves out is "not run". `measured` is what rows of a GPU have, `measured_verdict` what the same rule makes of it.
+    Raises KeyError for an unknown claim, ValueError for a key that the claim does not have."""
     import pandas as pd
 
-    claims = load()
-    entries = [
-        entry(claims[item.claim_id], [contribution(item, "")]) if isinstance(item, Judgement) else item
-        for item in judged
-    ]
+    entries = [item for item in judged if not isinstance(item, Judgement)]
+    parts: dict[str, list[Contribution]] = {}
+    for item in judged:
+        if isinstance(item, Judgement):
+            parts.setdefault(item.claim_id, []).append(contribution(item, ""))
+    entries += [entry(load()[claim_id], found) for claim_id, found in parts.items()]
     table = pd.DataFrame([line for item in entries for line in lines(item)], columns=COLUMNS, dtype=object)
     return table.astype({"deviation_percent": float})
 
@@ -51,18 +56,19 @@ def style(table: pd.DataFrame) -> Styler:
     return (
         table.style.set_uuid(sha256_text(table.to_csv())[:8])  # pandas' own is random
         .hide(axis="index")
-        .format(written, subset=["paper", "ours"])
+        .format(written, subset=["paper", "ours", "measured"])
         .format(written_interval, subset=["interval"])
         .format("{:+.1f} %", na_rep="", subset=["deviation_percent"])
-        .format(na_rep="", subset=["evidence"])
-        .format_index(lambda name: name.removesuffix("_percent"), axis="columns")
-        .set_table_styles(dict.fromkeys(("claim", "key", "verdict", "evidence"), left))
-        .map(lambda verdict: looks.get(verdict, ""), subset=["verdict"])
+        .format(na_rep="", subset=["evidence", "measured_verdict"])
+        .format_index(lambda name: name.removesuffix("_percent").replace("_", " "), axis="columns")
+        .set_table_styles(dict.fromkeys(("claim", "key", "verdict", "evidence", "measured_verdict"), left))
+        .map(lambda verdict: looks.get(verdict, ""), subset=["verdict", "measured_verdict"])
     )
 
 
 def lines(judged: Entry) -> Iterator[dict[str, Any]]:
     """The keys of one entry of the ledger, each as a line with `COLUMNS`."""
+    second = judged["measured"] or {"ours": None}
     for path, paper in leaves(judged["paper"]):
         ours, interval = at(judged["ours"], path), at(judged["interval"], path)
         yield {
@@ -72,8 +78,10 @@ def lines(judged: Entry) -> Iterator[dict[str, Any]]:
             "ours": ours,
             "interval": tuple(interval) if isinstance(interval, list) else None,
             "deviation_percent": deviation(paper, ours),
-            "verdict": _verdict(judged["verdicts"], path),
-            "evidence": None if ours is None else judged["evidence"],
+            "verdict": at(judged["verdicts"], path),
+            "evidence": at(judged["rests_on"], path),
+            "measured": at(second["ours"], path),
+            "measured_verdict": at(second["verdicts"], path) if "verdicts" in second else second.get("verdict"),
         }
 
 
@@ -102,11 +110,3 @@ def _in_words(tree: Tree, path: KeyPath) -> str:
         tree = at(tree, (step,))
     return " · ".join(steps)
 
-
-def _verdict(verdicts: Tree, path: KeyPath) -> str:
-    """The verdict that covers a key: its own, or that of the group that a quorum judged as one."""
-    for step in path:
-        if isinstance(verdicts, str):
-            break
-        verdicts = at(verdicts, (step,))
-    return verdicts

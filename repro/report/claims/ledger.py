@@ -2,8 +2,9 @@
 
 An entry keeps the contributions of its experiments, so that one experiment can be judged again without touching the
 others and the keys of several add up; all the other fields follow from the claim and these contributions. Where two
-experiments give the same key, the one that fares worse counts. The file has no clock and no path in it: equal
-judgements give equal bytes."""
+experiments give the same key, the one that fares worse counts. What rows of a GPU say is kept apart as `measured`, the
+second verdict; it stands in for the first where nothing else judges a key. The file has no clock and no path in it:
+equal judgements give equal bytes."""
 
 from __future__ import annotations
 
@@ -14,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from repro.engine.errors import UserError
 from repro.hashing import write_atomically
-from repro.report.claims.claim import EVIDENCE, Claim, Judgement, judge_entry, load
-from repro.report.claims.rules import KeyPath, Leaf, Tree, Verdict, at, deviation, is_number, leaves, mapped
+from repro.report.claims.claim import EVIDENCE, SAME_RULE, Claim, Judgement, judge_entry, load
+from repro.report.claims.rules import KeyPath, Leaf, Tree, Verdict, at, deviation, leaves, mapped, worst
 
 if TYPE_CHECKING:
     import pandas as pd
 
 FILE_NAME = "claims.json"
+#: a pass that takes more than this share of its tolerance says so
+CLOSE = 0.8
 Entry = dict[str, Any]
 Contribution = dict[str, Any]
 _SHOWN = ["id", "where", "evidence", "paper", "ours", "interval", "verdict", "note"]
@@ -30,21 +33,23 @@ def record(judgements: Iterable[Judgement], experiment: str, directory: Path) ->
     """Merge an experiment's judgements into `directory`/claims.json and return the entries they touch as a table.
 
     Earlier contributions of this experiment are dropped first. Raises KeyError for an unknown claim and ValueError for
-    a claim judged twice or for keys that the claim does not have (all bugs), UserError for a broken ledger file."""
+    a claim judged twice (on a GPU or not) or for keys that the claim does not have (all bugs), UserError for a broken
+    ledger file."""
     import pandas as pd
 
     claims = load()
-    fresh: dict[str, Contribution] = {}
+    fresh: dict[str, list[Contribution]] = {}
     for judgement in judgements:
-        if judgement.claim_id in fresh:
+        others = fresh.setdefault(judgement.claim_id, [])
+        if any(bool(other["device"]) == bool(judgement.device) for other in others):
             raise ValueError(f"{experiment} judges claim {judgement.claim_id} twice")
-        fresh[judgement.claim_id] = contribution(judgement, experiment)
+        others.append(contribution(judgement, experiment))
     entries = []
     for earlier in read(directory):
         claim = claims[earlier["id"]]
         parts = [part for part in earlier["contributions"] if part["experiment"] != experiment]
-        parts += [fresh[claim.id]] if claim.id in fresh else []
-        entries.append(entry(claim, sorted(parts, key=lambda part: part["experiment"])))
+        parts += fresh.get(claim.id, [])
+        entries.append(entry(claim, sorted(parts, key=lambda part: (part["experiment"], part.get("device") or ""))))
     text = json.dumps(entries, indent=1, ensure_ascii=False) + "\n"
     write_atomically(directory / FILE_NAME, text.encode())
     return pd.DataFrame([item for item in entries if item["id"] in fresh], columns=_SHOWN)
@@ -66,39 +71,69 @@ def read(directory: Path) -> list[Entry]:
 def contribution(judgement: Judgement, experiment: str) -> Contribution:
     """What the ledger keeps of one judgement; KeyError for an unknown claim, ValueError for a key that it lacks."""
     judge_entry(load()[judgement.claim_id], judgement.ours)
-    kept = {name: getattr(judgement, name) for name in ("evidence", "ours", "interval", "note")}
+    kept = {name: getattr(judgement, name) for name in ("evidence", "device", "ours", "interval", "note")}
     return {"experiment": experiment, **kept}
 
 
 def entry(claim: Claim, parts: list[Contribution]) -> Entry:
     """The ledger's entry for a claim, from what the experiments contributed."""
-    chosen = {path: _worst_part(claim, path, value, parts) for path, value in leaves(claim.value)}
-
-    def pick(field: str) -> Tree:
-        return mapped(claim.value, lambda path, _: at(chosen[path][field], path) if chosen[path] else None)
-
-    ours, interval = pick("ours"), pick("interval")
-    verdict, verdicts = judge_entry(claim, ours)
-    used = [part for part in parts if any(part is other for other in chosen.values())]
-    notes = [part["note"] for part in used if part["note"]] + _misses(claim, ours)
+    on_gpu = [part for part in parts if part.get("device")]
+    measured = _chosen(claim, on_gpu)
+    chosen = _chosen(claim, [part for part in parts if not part.get("device")])
     return {
         "id": claim.id,
         "where": claim.where,
         "kind": claim.kind,
         "says": claim.says,
-        "evidence": max((part["evidence"] for part in used), key=EVIDENCE.index, default=None),
         "printed": claim.printed,
         "paper": claim.value,
-        "ours": ours if used else None,
-        "interval": interval if any(leaf is not None for _, leaf in leaves(interval)) else None,
         "unit": claim.unit,
         "rule": claim.rule,
+        **_found(claim, {path: part or measured[path] for path, part in chosen.items()}),
+        "measured": _measured(claim, measured),
+        "contributions": parts,
+    }
+
+
+def _measured(claim: Claim, chosen: dict[KeyPath, Contribution | None]) -> dict[str, Any] | None:
+    """The second verdict: by the same rule, over the keys that rows of a GPU have."""
+    if claim.measured is None:
+        return None
+    if claim.measured != SAME_RULE:
+        verdict, _, why = claim.measured.partition(": ")
+        return {"verdict": Verdict(verdict), "note": why, "ours": None, "device": None}
+    found = _found(claim, chosen)
+    judged = [verdict for _, verdict in leaves(found["verdicts"]) if verdict is not Verdict.NOT_RUN]
+    devices = sorted({part["device"] for part in chosen.values() if part})
+    keys = f"{len(judged)} of {len(chosen)}" if 0 < len(judged) < len(chosen) else None
+    verdict = worst(judged) if judged else Verdict.NOT_RUN
+    return found | {"verdict": verdict, "keys": keys, "device": ", ".join(devices) or None}
+
+
+def _found(claim: Claim, chosen: dict[KeyPath, Contribution | None]) -> dict[str, Any]:
+    """What the contributions chosen for each key come to."""
+
+    def pick(field: str) -> Tree:
+        return mapped(claim.value, lambda path, _: at(chosen[path][field], path) if chosen[path] else None)
+
+    used = list({id(part): part for part in chosen.values() if part}.values())
+    ours, interval = pick("ours"), pick("interval")
+    verdict, verdicts = judge_entry(claim, ours)
+    notes = [part["note"] for part in used if part["note"]] + _remarks(claim, ours, interval)
+    return {
+        "evidence": max((part["evidence"] for part in used), key=EVIDENCE.index, default=None),
+        "rests_on": mapped(claim.value, lambda path, _: chosen[path] and chosen[path]["evidence"]),
+        "ours": ours if used else None,
+        "interval": interval if any(leaf is not None for _, leaf in leaves(interval)) else None,
         "verdict": verdict,
         "verdicts": verdicts,
         "note": " ".join(notes),
-        "experiment": ", ".join(part["experiment"] for part in used) or None,
-        "contributions": parts,
+        "experiment": ", ".join(dict.fromkeys(part["experiment"] for part in used)) or None,
     }
+
+
+def _chosen(claim: Claim, parts: list[Contribution]) -> dict[KeyPath, Contribution | None]:
+    return {path: _worst_part(claim, path, value, parts) for path, value in leaves(claim.value)}
 
 
 def _worst_part(claim: Claim, path: KeyPath, value: Leaf, parts: list[Contribution]) -> Contribution | None:
@@ -111,13 +146,18 @@ def _worst_part(claim: Claim, path: KeyPath, value: Leaf, parts: list[Contributi
     return max((part for part in parts if at(part["ours"], path) is not None), key=badness, default=None)
 
 
-def _misses(claim: Claim, ours: Tree) -> list[str]:
-    """A quorum allows a few misses: name each of them with its deviation."""
-    missed = [
-        f"{' '.join(path[1:])} {deviation(value, found):+.0f} %"
-        for path, value in leaves(claim.value)
-        if claim.rule_of(path).type == "quorum"
-        and is_number(found := at(ours, path))
-        and claim.rule_of(path).leaf(value, found) is Verdict.DIFFERS
-    ]
-    return [f"Outside: {', '.join(missed)}."] if missed else []
+def _remarks(claim: Claim, ours: Tree, interval: Tree) -> list[str]:
+    """What a verdict alone would hide: the misses that a quorum allows, passes that all but use up their tolerance, and
+    verdicts that another seed or reading would turn."""
+    missed, close, open_ = [], [], []
+    for path, value in leaves(claim.value):
+        rule, found, ends = claim.rule_of(path), at(ours, path), at(interval, path)
+        verdict, used, name = rule.leaf(value, found), rule.used(value, found), " ".join(path)
+        if rule.type == "quorum" and verdict is Verdict.DIFFERS:
+            missed.append(f"{' '.join(path[1:])} {deviation(value, found):+.0f} %")
+        if verdict is Verdict.REPRODUCED and used and abs(used[0]) > CLOSE * used[1]:
+            close.append(f"{name} {used[0]:+.3g} of {used[1]:.3g}".strip())
+        if isinstance(ends, list) and {rule.leaf(value, end) for end in ends} != {verdict}:
+            open_.append(f"{name} {ends[0]:.4g} to {ends[1]:.4g}".strip())
+    texts = {"Outside": missed, "Close to the limit": close, "Inside the spread, another seed may decide otherwise": open_}
+    return [f"{text}: {', '.join(found)}." for text, found in texts.items() if found]

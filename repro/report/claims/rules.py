@@ -1,7 +1,7 @@
 """How a reproduced value earns its verdict: a small closed set of rules, each a pure function.
 
-A claim names a rule (or one for each top-level key of its value) in its `judge` field. Every rule but `quorum` judges a
-single number, word or flag; `quorum` judges a whole table of numbers and gives it one verdict."""
+A claim names a rule, or several for parts of its value, in its `judge` field. Most rules judge a single number or word;
+`quorum` and `order` judge a whole table of numbers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any
 
 Leaf = int | float | str | bool | None
@@ -22,9 +23,11 @@ class Verdict(StrEnum):
     A key that differs outweighs one that is missing: a known miss must not hide behind work that is not done yet."""
 
     INPUT = "input"  # given by the source, the claim's arithmetic starts from it; never the verdict of a claim
+    CALIBRATION = "calibration"  # the value went into a model, so it cannot test it: the claim's other keys decide
     REPRODUCED = "reproduced"
-    CALIBRATION = "calibration"  # the value went into a model, so it cannot test it
     REPORTED = "reported"  # a rule without a tolerance: never counts as reproduced
+    NOT_COMPARABLE = "not comparable"  # the rule cannot hold on another machine; of measured rows only, like the next
+    NOT_MEASURED = "not measured"
     CONTRADICTORY = "contradictory in the source"
     NOT_RUN = "not run"
     DIFFERS = "differs"
@@ -89,15 +92,12 @@ def _printed_digits(paper: Leaf, ours: Leaf) -> bool:
     return is_number(ours) and abs(ours - paper) <= 0.5 * 10.0**-decimals * (1 + 1e-9)
 
 
-def _within(
-    paper: Leaf, ours: Leaf, percent: float | None = None, absolute: float | None = None, factor: float | None = None
-) -> bool:
-    if not is_number(ours):
-        return False
-    if factor is not None:
-        return paper / factor <= ours <= paper * factor
-    tolerance = absolute if absolute is not None else abs(paper) * percent / 100.0
-    return abs(ours - paper) <= tolerance * (1 + 1e-9)
+def _tolerance(paper: Leaf, percent: float | None = None, absolute: float | None = None) -> float:
+    return absolute if absolute is not None else abs(paper) * percent / 100.0
+
+
+def _within(paper: Leaf, ours: Leaf, **tolerance: float) -> bool:
+    return is_number(ours) and abs(ours - paper) <= _tolerance(paper, **tolerance) * (1 + 1e-9)
 
 
 def _bounded(holds: Callable[[float, float], bool]) -> Callable[..., bool]:
@@ -109,21 +109,14 @@ def _inside(paper: Leaf, ours: Leaf, low: float, high: float) -> bool:
     return is_number(ours) and low <= ours <= high
 
 
-def _predicate(paper: Leaf, ours: Leaf) -> bool:
-    if not isinstance(ours, bool):
-        raise ValueError(f"a predicate is True or False, not {ours!r}")
-    return ours
-
-
 _DECIDED: dict[str, Callable[..., bool]] = {
     "equal": _equal,
     "printed-digits": _printed_digits,  # rounds to what is printed
-    "within": _within,  # percent of the paper's value, an absolute distance in its unit, or a factor either way
+    "within": _within,  # percent of the paper's value, or an absolute distance in its unit
     "below": _bounded(operator.lt),
     "at-most": _bounded(operator.le),
     "above": _bounded(operator.gt),
     "inside": _inside,
-    "predicate": _predicate,
 }
 _UNDECIDED: dict[str, Verdict] = {
     "report": Verdict.REPORTED,
@@ -131,11 +124,14 @@ _UNDECIDED: dict[str, Verdict] = {
     "calibration": Verdict.CALIBRATION,
     "input": Verdict.INPUT,
 }
+#: These judge all the keys that they cover together.
+_GROUPED = ("quorum", "order")
 _OPTIONS: dict[str, list[set[str]]] = {
-    "within": [{"percent"}, {"absolute"}, {"factor"}],
+    "within": [{"percent"}, {"absolute"}],
     **dict.fromkeys(("below", "at-most", "above"), [set(), {"limit"}]),
     "inside": [{"low", "high"}],
     "quorum": [{"percent", "at_least", "none_beyond_percent"}],
+    "order": [{"chains"}],  # keys of ours from the least to the greatest: "16 < 32 < 64"
 }
 
 
@@ -144,39 +140,57 @@ class Rule:
     """One rule with its options; ValueError if the type or the options are not among the known ones."""
 
     type: str
-    options: Mapping[str, float]
+    options: Mapping[str, Any]
 
     @classmethod
     def parse(cls, text: Mapping[str, Any]) -> Rule:
         return cls(text["type"], {key: value for key, value in text.items() if key != "type"})
 
     def __post_init__(self) -> None:
-        if self.type not in _DECIDED and self.type not in _UNDECIDED and self.type != "quorum":
+        if self.type not in (*_DECIDED, *_UNDECIDED, *_GROUPED):
             raise ValueError(f"unknown rule type {self.type!r}")
         if set(self.options) not in _OPTIONS.get(self.type, [set()]):
             raise ValueError(f"rule {self.type!r} does not take {sorted(self.options)}")
 
     def leaf(self, paper: Leaf, ours: Leaf) -> Verdict:
-        """The verdict of one key; for a quorum, whether this member lies within its `percent`."""
+        """The verdict of one key; for a quorum whether this member lies within its `percent`, for an order only whether
+        it is there."""
         if ours is None:
             return Verdict.NOT_RUN
         if self.type in _UNDECIDED:
             return _UNDECIDED[self.type]
+        if self.type == "order":
+            return Verdict.REPRODUCED
         if self.type == "quorum":
             held = _within(paper, ours, percent=self.options["percent"])
         else:
             held = _DECIDED[self.type](paper, ours, **self.options)
         return Verdict.REPRODUCED if held else Verdict.DIFFERS
 
-    def tree(self, paper: Tree, ours: Tree) -> Tree:
-        """Verdicts in the shape of `paper`; a quorum gives a single one for all of it."""
-        if self.type == "quorum":
-            return self._quorum([(value, at(ours, path)) for path, value in leaves(paper)])
-        return mapped(paper, lambda path, value: self.leaf(value, at(ours, path)))
+    def used(self, paper: Leaf, ours: Leaf) -> tuple[float, float] | None:
+        """How far ours lies from the paper's value, and how far it may; None where no distance decides."""
+        if self.type != "within" or not is_number(ours):
+            return None
+        return ours - paper, _tolerance(paper, **self.options)
 
-    def _quorum(self, pairs: list[tuple[Leaf, Leaf]]) -> Verdict:
-        members, far = [self.leaf(*pair) for pair in pairs], self.options["none_beyond_percent"]
-        beyond = any(ours is not None and not _within(paper, ours, percent=far) for paper, ours in pairs)
-        if beyond or members.count(Verdict.DIFFERS) > len(members) - self.options["at_least"]:
-            return Verdict.DIFFERS
-        return Verdict.NOT_RUN if Verdict.NOT_RUN in members else Verdict.REPRODUCED
+    def verdicts(self, members: Mapping[KeyPath, tuple[Leaf, Leaf]]) -> dict[KeyPath, Verdict]:
+        """The verdict of each key that the rule covers, from (paper, ours) by path.
+
+        Keys that are judged together share a verdict, but for those that are missing."""
+        found = {path: self.leaf(*pair) for path, pair in members.items()}
+        if self.type in _GROUPED:
+            shared = Verdict.REPRODUCED if self._holds(members, found) else Verdict.DIFFERS
+            found = {path: one if one is Verdict.NOT_RUN else shared for path, one in found.items()}
+        return found
+
+    def _holds(self, members: Mapping[KeyPath, tuple[Leaf, Leaf]], found: Mapping[KeyPath, Verdict]) -> bool:
+        there = {path: pair for path, pair in members.items() if pair[1] is not None}
+        if self.type == "order":
+            ours = {path[-1]: pair[1] for path, pair in there.items()}
+            chains = (chain.split(" < ") for chain in self.options["chains"])
+            pairs = (pair for chain in chains for pair in pairwise(chain))
+            return all(ours[low] < ours[high] for low, high in pairs if low in ours and high in ours)
+        far, misses = self.options["none_beyond_percent"], list(found.values()).count(Verdict.DIFFERS)
+        return misses <= len(found) - self.options["at_least"] and all(
+            _within(*pair, percent=far) for pair in there.values()
+        )
