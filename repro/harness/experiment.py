@@ -272,7 +272,9 @@ class Run:
         found = self.study.judge(rows, self.params) if self.params.as_in_paper else []
         notes = dict(self.file.notes)
         for one in found:
-            if text := notes.pop(one.claim_id, None):  # on a claim's first judgement; a second one is of another machine
+            if text := notes.pop(
+                one.claim_id, None
+            ):  # on a claim's first judgement; a second one is of another machine
                 # Not `replace`: it would round the numbers a second time.
                 object.__setattr__(one, "note", text.strip().format(**one.facts))
         return found

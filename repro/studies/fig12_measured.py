@@ -207,7 +207,10 @@ def _bounds(steps: DataFrame) -> dict[str, dict[str, float]] | None:
     gpu = next((one for name, one in DEVICES.items() if len(steps) and name in steps.iloc[0]["device"].lower()), None)
     if gpu is None:
         return None
-    model, alone = deployment_of("opt-13b").model, steps[steps["prompt_tokens"] == 0].sort_values(["seqs"], kind="stable")
+    model, alone = (
+        deployment_of("opt-13b").model,
+        steps[steps["prompt_tokens"] == 0].sort_values(["seqs"], kind="stable"),
+    )
     chosen = {
         "prefill": steps.sort_values(["prompt_tokens", "seqs"], ascending=[False, True]).iloc[0],
         "few decodes": alone.iloc[0],

@@ -239,8 +239,10 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     said = ", ".join(f"{min(found):.0f} to {max(found):.0f} % at batch {batch}" for batch, found in theirs.items())
     first = rows["fig18a"].iloc[0]
     facts = {"device": first["device"], "theirs": said, "least": less.min(), "most": less.max()}
+    overhead = cost.groupby(level="batch").agg(["mean", "min", "max"])
+    spans = {batch: [row["min"], row["max"]] for batch, row in overhead.iterrows()}
     on_gpu = {"evidence": first["evidence"], "device": first["device"]}
     return [
         Judgement("fig18a-kernel-overhead", [cost.min(), cost.max()], facts=facts, **on_gpu),
-        Judgement("overhead-at-small-batches", cost.groupby(level="batch").mean().to_dict(), **on_gpu),
+        Judgement("overhead-at-small-batches", overhead["mean"].to_dict(), interval=spans, **on_gpu),
     ]

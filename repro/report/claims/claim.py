@@ -44,7 +44,12 @@ class Claim:
             raise ValueError(f"claim {self.id}: kind {self.kind!r} is not one of {KINDS}")
         used = {self._key_of(path) for path, _ in leaves(self.value)}
         if used != set(self.judge):
-            raise ValueError(f"claim {self.id}: rules for {sorted(self.judge)}, of which {sorted(map(str, used))} are used")
+            raise ValueError(
+                f"claim {self.id}: rules for {sorted(self.judge)}, of which {sorted(map(str, used))} are used"
+            )
+        ends = {one for rule in self.judge.values() for pair in rule.pairs() for one in pair}
+        if not ends <= {step for path, _ in leaves(self.value) for step in path[-1:]}:
+            raise ValueError(f"claim {self.id}: an order names keys that its value lacks")
         if self.measured not in (None, SAME_RULE):
             Verdict(self.measured.partition(": ")[0])
         if all(rule.type == "input" for rule in self.judge.values()):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from repro.hashing import sha256_text
 from repro.report.claims.claim import Judgement, load
 from repro.report.claims.ledger import Contribution, Entry, contribution, entry
-from repro.report.claims.rules import KeyPath, Leaf, Tree, Verdict, at, deviation, leaves
+from repro.report.claims.rules import Leaf, Verdict, at, deviation, in_words, leaves
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,7 +73,7 @@ def lines(judged: Entry) -> Iterator[dict[str, Any]]:
         ours, interval = at(judged["ours"], path), at(judged["interval"], path)
         yield {
             "claim": judged["id"],
-            "key": _in_words(judged["paper"], path),
+            "key": in_words(judged["paper"], path),
             "paper": paper,
             "ours": ours,
             "interval": tuple(interval) if isinstance(interval, list) else None,
@@ -100,13 +100,3 @@ def written(value: Leaf) -> str:
 
 def written_interval(interval: tuple[Leaf, Leaf] | None) -> str:
     return " … ".join(map(written, interval)) if interval else ""
-
-
-def _in_words(tree: Tree, path: KeyPath) -> str:
-    """The path of a key; items of a list count from one."""
-    steps = []
-    for step in path:
-        steps.append(f"({int(step) + 1})" if isinstance(tree, list) else step)
-        tree = at(tree, (step,))
-    return " · ".join(steps)
-

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from repro.engine.errors import UserError
 from repro.hashing import write_atomically
 from repro.report.claims.claim import EVIDENCE, SAME_RULE, Claim, Judgement, judge_entry, load
-from repro.report.claims.rules import KeyPath, Leaf, Tree, Verdict, at, deviation, leaves, mapped, worst
+from repro.report.claims.rules import KeyPath, Leaf, Tree, Verdict, at, deviation, in_words, leaves, mapped, worst
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -152,12 +152,22 @@ def _remarks(claim: Claim, ours: Tree, interval: Tree) -> list[str]:
     missed, close, open_ = [], [], []
     for path, value in leaves(claim.value):
         rule, found, ends = claim.rule_of(path), at(ours, path), at(interval, path)
-        verdict, used, name = rule.leaf(value, found), rule.used(value, found), " ".join(path)
+        verdict, used, name = rule.leaf(value, found), rule.used(value, found), in_words(claim.value, path)
         if rule.type == "quorum" and verdict is Verdict.DIFFERS:
             missed.append(f"{' '.join(path[1:])} {deviation(value, found):+.0f} %")
         if verdict is Verdict.REPRODUCED and used and abs(used[0]) > CLOSE * used[1]:
             close.append(f"{name} {used[0]:+.3g} of {used[1]:.3g}".strip())
         if isinstance(ends, list) and {rule.leaf(value, end) for end in ends} != {verdict}:
             open_.append(f"{name} {ends[0]:.4g} to {ends[1]:.4g}".strip())
-    texts = {"Outside": missed, "Close to the limit": close, "Inside the spread, another seed may decide otherwise": open_}
+    for key, members in claim.members(ours).items():
+        group = next(iter(members))[:-1]
+        for low, high in claim.judge[key].pairs():
+            below, above = (at(interval, (*group, one)) for one in (low, high))
+            if below and above and below[1] >= above[0]:
+                open_.append(" ".join((*group, low, "<", high)))
+    texts = {
+        "Outside": missed,
+        "Close to the limit": close,
+        "Inside the spread, another seed or reading may decide otherwise": open_,
+    }
     return [f"{text}: {', '.join(found)}." for text, found in texts.items() if found]

@@ -70,6 +70,15 @@ def at(tree: Tree, path: KeyPath) -> Tree:
     return tree
 
 
+def in_words(tree: Tree, path: KeyPath) -> str:
+    """The path of a key; items of a list count from one."""
+    steps = []
+    for step in path:
+        steps.append(f"({int(step) + 1})" if isinstance(tree, list) else step)
+        tree = at(tree, (step,))
+    return " · ".join(steps)
+
+
 def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
@@ -173,6 +182,10 @@ class Rule:
             return None
         return ours - paper, _tolerance(paper, **self.options)
 
+    def pairs(self) -> list[tuple[str, str]]:
+        """The keys of which an order says that the first has less than the second."""
+        return [pair for chain in self.options.get("chains", ()) for pair in pairwise(chain.split(" < "))]
+
     def verdicts(self, members: Mapping[KeyPath, tuple[Leaf, Leaf]]) -> dict[KeyPath, Verdict]:
         """The verdict of each key that the rule covers, from (paper, ours) by path.
 
@@ -187,9 +200,7 @@ class Rule:
         there = {path: pair for path, pair in members.items() if pair[1] is not None}
         if self.type == "order":
             ours = {path[-1]: pair[1] for path, pair in there.items()}
-            chains = (chain.split(" < ") for chain in self.options["chains"])
-            pairs = (pair for chain in chains for pair in pairwise(chain))
-            return all(ours[low] < ours[high] for low, high in pairs if low in ours and high in ours)
+            return all(ours[low] < ours[high] for low, high in self.pairs() if low in ours and high in ours)
         far, misses = self.options["none_beyond_percent"], list(found.values()).count(Verdict.DIFFERS)
         return misses <= len(found) - self.options["at_least"] and all(
             _within(*pair, percent=far) for pair in there.values()
