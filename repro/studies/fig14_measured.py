@@ -142,7 +142,7 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     found = {method: gains(sharing, method) for method in METHODS}
     shared_prefix = {
         panel.replace("/", "-"): multiple
-        for tokens, panel in PANELS.items()
+        for tokens, panel in (PANELS if len(prefix) else {}).items()
         if (multiple := shared.multiple_of(prefix[prefix["prefix_tokens"] == tokens], "orca-oracle"))
     }
     judged = {f"fig15-{method}-alpaca": {int(n): value for n, value in saved[method].items()} for method in saved}

@@ -185,7 +185,7 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     over = {"contiguous": ("contiguous (16384)", full), "paged": ("paged (16384)", rate)}
     known = {"oracle": ("oracle (equal outputs)", states), "paged": (equal, rate)}
     preempted = {"default": ("paged", lost | {"delivered_tokens": "delivered_tokens"}), "spread0": (equal, lost)}
-    more_often = table.at[equal, "preemptions"] / table.at["paged", "preemptions"]
+    more_often = {"mixed": table.at["paged", "preemptions"], "uniform": table.at[equal, "preemptions"]}
     without = {"paged": equal, "oracle": "oracle (equal outputs)"}
     behind = {"tokens_per_step": {name: tokens[setup] for name, setup in without.items()}}
     spans = {"tokens_per_step": {name: ends(setup, "tokens_per_step") for name, setup in without.items()}}
@@ -199,7 +199,7 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
         said("effective-tokens", behind, spans),
         *_with_penalty(recorded, tokens[equal]),
         single("explainer-external-fragmentation", "oracle", "blocked_pct"),
-        several("explainer-preemptions", preempted, **{"uniform over mixed": more_often}),
+        several("explainer-preemptions", preempted, **{"uniform lengths preempt more": more_often}),
         said("explainer-block-size", {"16": paged, "256": tokens["paged (block 256)"]}),
         said("explainer-sharing", sharing | {"gain_pct": 100 * (sharing["block16"] / paged - 1)}),
         said("explainer-gap", {f"declared_{n}": paged / tokens[f"contiguous ({n})"] for n in (2048, 16384)}),

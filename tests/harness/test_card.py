@@ -64,7 +64,9 @@ def test_only_verdicts_bring_colours_and_each_with_its_own_background(project: F
     styles = re.findall(r"{([^}]*)}", run._repr_html_())
     coloured = [style.split() for style in styles if "color" in style]
     assert all(style[0] == "background-color:" and style[2:4] == ["color:", "white;"] for style in coloured)
-    assert {style[1] for style in coloured} == {f"{COLOR[verdict]};" for verdict in ("reproduced", "differs")}
+    assert {style[1] for style in coloured} == {
+        f"{COLOR[verdict]};" for verdict in ("reproduced", "differs", "not run")
+    }
     assert "color" not in re.sub(r"{[^}]*}", "", run._repr_html_())
     assert all(contrast_with_white(colour) >= 3 for colour in COLOR.values())
 

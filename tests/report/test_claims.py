@@ -38,10 +38,16 @@ def perfect(claim):
 
     def value(path, leaf):
         rule = claim.rule_of(path)
-        if rule.type == "predicate":
-            return True
         if rule.type in ("below", "at-most"):
             return rule.options.get("limit", leaf) * 0.5
+        if rule.type == "above":
+            return rule.options.get("limit", leaf) + 1.0
+        if rule.type == "order":
+            lower = {high: low for low, high in rule.pairs()}
+            rank, key = 0, path[-1]
+            while key in lower:
+                rank, key = rank + 1, lower[key]
+            return rank
         return leaf
 
     return filled(claim.value, value)
@@ -60,7 +66,6 @@ def test_all_claims_of_both_lists_are_there_in_order(reference_dir):
             ours = dict(leaves(claim.value))
             if claim.printed is None and not all(isinstance(leaf, str) for leaf in theirs.values()):
                 assert {path: ours[path] for path in theirs} == theirs, entry["id"]
-    assert len(CLAIMS) == 81
 
 
 def test_drawn_ratios_in_the_data_follow_from_the_drawn_curves():
@@ -98,6 +103,13 @@ def test_inconsistent_claims_are_refused():
         make(kind="guess")
     with pytest.raises(ValueError, match="rules for"):
         make(judge={"b": Rule("equal", {})})
+    make(value={"a": {"b": 1, "c": 2}}, judge={"a": Rule("equal", {}), "a.c": Rule("report", {})})
+    with pytest.raises(ValueError, match="rules for"):
+        make(judge={"a": Rule("equal", {}), "a.c": Rule("report", {})})
+    with pytest.raises(ValueError, match="order names keys"):
+        make(judge={"a": Rule("order", {"chains": ["a < b"]})})
+    with pytest.raises(ValueError, match="perhaps"):
+        make(measured="perhaps: so")
     with pytest.raises(ValueError, match="inputs"):
         make(judge={"a": Rule("input", {})})
 
@@ -120,8 +132,6 @@ def test_inconsistent_claims_are_refused():
         ({"type": "within", "percent": 5}, 0.0, 0.1, False),
         ({"type": "within", "absolute": 3}, 0.0, 3.0, True),
         ({"type": "within", "absolute": 3}, 0.0, -3.1, False),
-        ({"type": "within", "factor": 2}, 10, 5, True),
-        ({"type": "within", "factor": 2}, 10, 21, False),
         ({"type": "within", "percent": 5}, 1, "1", False),
         ({"type": "below"}, 4, 4, False),
         ({"type": "below", "limit": 1.3}, "hardly", 1.29, True),
@@ -130,17 +140,10 @@ def test_inconsistent_claims_are_refused():
         ({"type": "above", "limit": 90}, 97, 90, False),
         ({"type": "inside", "low": 60, "high": 80}, 60, 80, True),
         ({"type": "inside", "low": 60, "high": 80}, 60, 80.1, False),
-        ({"type": "predicate"}, "always", True, True),
-        ({"type": "predicate"}, "always", False, False),
     ],
 )
 def test_rules(rule, paper_value, ours, expected):
     assert verdict(rule, paper_value, ours) is (Verdict.REPRODUCED if expected else Verdict.DIFFERS)
-
-
-def test_a_predicate_needs_a_truth_value():
-    with pytest.raises(ValueError, match="True or False"):
-        verdict({"type": "predicate"}, "always", 1)
 
 
 @pytest.mark.parametrize(
@@ -175,10 +178,31 @@ def test_unknown_rules_and_options_are_refused(rule):
 def test_a_quorum_allows_few_misses_and_none_far_off():
     rule = Rule.parse({"type": "quorum", "percent": 10, "at_least": 3, "none_beyond_percent": 20})
     paper_value = {"a": 1.0, "b": {"c": 1.0, "d": 1.0}, "e": 1.0}
-    assert rule.tree(paper_value, {"a": 1.0, "b": {"c": 1.1, "d": 0.85}, "e": 0.95}) is Verdict.REPRODUCED
-    assert rule.tree(paper_value, {"a": 1.0, "b": {"c": 1.15, "d": 0.85}, "e": 0.95}) is Verdict.DIFFERS
-    assert rule.tree(paper_value, {"a": 1.0, "b": {"c": 1.0, "d": 1.21}, "e": 1.0}) is Verdict.DIFFERS
-    assert rule.tree(paper_value, {"a": 1.0, "b": {"c": 1.0}, "e": 1.0}) is Verdict.NOT_RUN
+
+    def judged(ours):
+        return worst(rule.verdicts({path: (value, at(ours, path)) for path, value in leaves(paper_value)}).values())
+
+    assert judged({"a": 1.0, "b": {"c": 1.1, "d": 0.85}, "e": 0.95}) is Verdict.REPRODUCED
+    assert judged({"a": 1.0, "b": {"c": 1.15, "d": 0.85}, "e": 0.95}) is Verdict.DIFFERS
+    assert judged({"a": 1.0, "b": {"c": 1.0, "d": 1.21}, "e": 1.0}) is Verdict.DIFFERS
+    assert judged({"a": 1.0, "b": {"c": 1.0}, "e": 1.0}) is Verdict.NOT_RUN
+
+
+@pytest.mark.parametrize(
+    "ours, expected",
+    [
+        ([1, 2, 3], ["reproduced"] * 3),
+        ([1, 2, 2], ["differs"] * 3),
+        ([2, 1, 3], ["differs"] * 3),
+        ([1, None, 3], ["reproduced", "not run", "reproduced"]),
+        ([2, 1, None], ["differs", "differs", "not run"]),
+        (["1", 2, 3], ["differs"] * 3),
+    ],
+)
+def test_an_order_is_judged_as_one_and_a_missing_key_stays_missing(ours, expected):
+    rule = Rule.parse({"type": "order", "chains": ["16 < 32 < 64"]})
+    members = {("alpaca", key): ("any", value) for key, value in zip(("16", "32", "64"), ours)}
+    assert list(rule.verdicts(members).values()) == expected
 
 
 # From rules to claims
@@ -189,7 +213,7 @@ def test_no_claim_is_reproduced_with_a_key_missing(claim):
     ours = perfect(claim)
     full, _ = judge_entry(claim, ours)
     decided = {rule.type for rule in claim.judge.values()} - {"report", "contradictory", "calibration", "input"}
-    undecided = {rule.type for rule in claim.judge.values()} & {"report", "contradictory", "calibration"}
+    undecided = {rule.type for rule in claim.judge.values()} & {"report", "contradictory"}
     assert (full is Verdict.REPRODUCED) == (bool(decided) and not undecided)
     assert full not in (Verdict.DIFFERS, Verdict.NOT_RUN, Verdict.INPUT)
     for missing, _ in leaves(claim.value):
@@ -201,15 +225,12 @@ def test_no_claim_is_reproduced_with_a_key_missing(claim):
 @settings(max_examples=25)
 @given(data=st.data())
 def test_the_claim_takes_the_worst_of_its_keys(claim, data):
-    predicate = st.one_of(st.none(), st.booleans())
-    ours = filled(
-        claim.value, lambda path, leaf: data.draw(predicate if claim.rule_of(path).type == "predicate" else LEAVES)
-    )
+    ours = filled(claim.value, lambda path, leaf: data.draw(LEAVES))
     total, verdicts = judge_entry(claim, ours)
     parts = [part for _, part in leaves(verdicts)]
     assert total is worst(parts)
     if total is Verdict.REPRODUCED:
-        assert set(parts) <= {Verdict.REPRODUCED, Verdict.INPUT}
+        assert set(parts) <= {Verdict.REPRODUCED, Verdict.INPUT, Verdict.CALIBRATION}
         assert all(leaf is not None for _, leaf in leaves(ours))
 
 
@@ -270,7 +291,7 @@ def test_keys_of_several_experiments_add_up_and_each_can_be_judged_again(tmp_pat
 
 
 def test_of_two_answers_to_one_key_the_worse_counts_in_either_order(tmp_path):
-    good, bad = Judgement("swap-bounded-by-gpu", True, "replayed"), Judgement("swap-bounded-by-gpu", False, "replayed")
+    good, bad = Judgement("swap-bounded-by-gpu", 90, "replayed"), Judgement("swap-bounded-by-gpu", 110, "replayed")
     for folder, order in ((tmp_path / "a", [("x", good), ("y", bad)]), (tmp_path / "b", [("y", bad), ("x", good)])):
         for experiment, judgement in order:
             claims.record([judgement], experiment, folder)
@@ -293,7 +314,9 @@ def test_misses_that_a_quorum_allows_are_named(tmp_path):
     claims.record([Judgement("fig12-curves", ours, "modelled")], "fig12", tmp_path)
     entry = entries_of(tmp_path)["fig12-curves"]
     assert entry["note"] == "Outside: opt-66b/alpaca vllm +20 %."
-    assert entry["verdicts"]["crossings"] == "reproduced" and entry["verdict"] == "reported"
+    panels = entry["verdicts"]["crossings"]
+    assert set(panels["opt-66b/alpaca"].values()) == {"reproduced"} and entry["verdict"] == "reported"
+    assert set(panels["opt-13b/alpaca"].values()) == {"calibration"}
 
 
 def test_bugs_and_broken_files_are_refused(tmp_path):
@@ -307,12 +330,96 @@ def test_bugs_and_broken_files_are_refused(tmp_path):
         claims.record([], "x", tmp_path)
 
 
+# The second verdict, and what a verdict alone would hide
+
+
+def test_rows_of_a_gpu_are_judged_by_the_same_rule_in_a_place_of_their_own(tmp_path):
+    ours = {"opt-13b": 1.8, "opt-66b": 2.3, "opt-175b": 1.5}
+    main = Judgement("rate-vs-oracle-sharegpt", ours, "modelled")
+    claims.record([main], "model", tmp_path)
+    assert entries_of(tmp_path)[main.claim_id]["measured"]["verdict"] == "not run"
+    far = Judgement("rate-vs-oracle-sharegpt", {"opt-13b": 2.6}, "recorded", device="GPU")
+    claims.record([far], "runs", tmp_path)
+    found = entries_of(tmp_path)[main.claim_id]
+    assert (found["verdict"], found["ours"], found["evidence"]) == ("reproduced", ours, "modelled")
+    second = found["measured"]
+    assert (second["verdict"], second["keys"], second["device"]) == ("differs", "1 of 3", "GPU")
+    line, *_ = claims.compare([main, far]).to_dict("records")
+    assert (line["verdict"], line["measured"], line["measured_verdict"]) == ("reproduced", 2.6, "differs")
+
+
+def test_rows_of_a_gpu_stand_in_where_nothing_else_judges_a_key(tmp_path):
+    claims.record([Judgement("hf-24x", 60.0, "recorded", device="GPU")], "runs", tmp_path)
+    found = entries_of(tmp_path)["hf-24x"]
+    assert (found["ours"], found["evidence"], found["measured"]["ours"]) == (60, "recorded", 60)
+    mixed = [
+        Judgement("effective-tokens", {"tokens_per_step": {"paged": 96.3, "oracle": 96.7}}, "replayed"),
+        Judgement("effective-tokens", {"effective_tokens_per_step": 74.0}, "recorded", device="GPU"),
+    ]
+    claims.record(mixed, "queue", tmp_path)
+    found = entries_of(tmp_path)["effective-tokens"]
+    assert found["verdict"] == "reproduced"
+    assert found["rests_on"]["effective_tokens_per_step"] == "recorded"
+    assert found["rests_on"]["tokens_per_step"] == {"paged": "replayed", "oracle": "replayed"}
+    with pytest.raises(ValueError, match="twice"):
+        claims.record([mixed[1], mixed[1]], "queue", tmp_path)
+
+
+def test_every_claim_about_serving_kernels_and_memory_says_what_a_gpu_could_tell():
+    silent = {claim.id for claim in CLAIMS.values() if claim.measured is None}
+    assert silent == {claim.id for claim in CLAIMS.values() if claim.kind in ("exact", "trace")} | {
+        "quiz-run",
+        "last-block-bound",
+    }
+    for claim in CLAIMS.values():
+        if claim.measured and claim.measured != claims.claim.SAME_RULE:
+            said, _, why = claim.measured.partition(": ")
+            assert said in ("not comparable", "not measured") and len(why) > 10, claim.id
+
+
+@pytest.mark.parametrize(
+    "claim_id, ours, interval, said",
+    [
+        ("waste-under-4-percent", 3.9, [3.8, 4.1], "another seed or reading may decide otherwise: 3.8 to 4.1"),
+        ("waste-under-4-percent", 3.9, [3.8, 3.95], ""),
+        ("fig15-beam-alpaca", {"6": 60.58}, None, "Close to the limit: 6 +5.42 of 6"),
+        ("fig15-beam-alpaca", {"6": 58.0}, None, ""),
+        ("fig15-beam-alpaca", {"6": 66.0}, None, ""),
+        ("overhead-at-small-batches", {"8": 2, "32": 1}, {"8": [1, 3], "32": [0, 2]}, "32 < 8"),
+        ("overhead-at-small-batches", {"8": 4, "32": 1}, {"8": [3, 5], "32": [0, 2]}, ""),
+    ],
+)
+def test_a_pass_inside_the_spread_or_close_to_its_limit_says_so(tmp_path, claim_id, ours, interval, said):
+    claims.record([Judgement(claim_id, ours, "replayed", interval)], "x", tmp_path)
+    note = entries_of(tmp_path)[claim_id]["note"]
+    assert said in note and bool(said) == bool(note)
+
+
+def test_what_went_into_the_model_is_a_calibration_and_no_test(tmp_path):
+    """Every crossing and panel that the profile says it is calibrated on."""
+    for claim_id, paths in {
+        "fig1-throughput": [()],
+        "fig1-batch-at-40gb": [("existing",), ("vllm",)],
+        "fig12-curves": [("crossings", "opt-13b/alpaca", name) for name in ("vllm", "orca-max", "orca-pow2")],
+        "fig14-curves": [("parallel/6", "vllm"), ("beam/6", "vllm")],
+    }.items():
+        assert {CLAIMS[claim_id].rule_of(path).type for path in paths} == {"calibration"}, claim_id
+    # Judged as their own tests, they would hide a miss of the others; as calibrations they cannot.
+    curves = CLAIMS["fig14-curves"]
+    missed = filled(curves.value, lambda path, rate: rate * (1.0 if path[0] in ("parallel/6", "beam/6") else 1.3))
+    assert judge_entry(curves, missed)[0] is Verdict.DIFFERS
+    only = filled(
+        curves.value, lambda path, rate: rate if path in (("parallel/6", "vllm"), ("beam/6", "vllm")) else None
+    )
+    assert judge_entry(curves, only)[0] is Verdict.NOT_RUN
+
+
 # Claims beside ours
 
 JUDGED = [
     Judgement("waste-under-4-percent", 3.2, "replayed", [3.1, 3.4]),
     Judgement("fig16-shared-prefix", {"1-shot-80": 1.5}, "modelled", {"1-shot-80": [1.4, 1.6]}),
-    Judgement("swap-bounded-by-gpu", True, "replayed"),
+    Judgement("swap-bounded-by-gpu", 71, "replayed"),
 ]
 
 
@@ -328,6 +435,8 @@ def test_the_comparison_has_a_line_for_each_key():
         "deviation_percent": 0,
         "verdict": "reproduced",
         "evidence": "replayed",
+        "measured": None,
+        "measured_verdict": "not run",
     }
     assert first["deviation_percent"] == pytest.approx(-20)
     paper_value = CLAIMS["fig16-shared-prefix"].value["1-shot-80"]
@@ -335,7 +444,7 @@ def test_the_comparison_has_a_line_for_each_key():
     assert one["deviation_percent"] == pytest.approx(100 * (1.5 / paper_value - 1))
     assert (five["key"], five["verdict"], five["ours"], five["evidence"]) == ("5-shot-341", "not run", None, None)
     assert math.isnan(five["deviation_percent"])
-    assert (flag["ours"], flag["verdict"]) == (True, "reproduced")
+    assert (flag["ours"], flag["verdict"], flag["measured_verdict"]) == (71, "reproduced", "not comparable")
 
 
 def test_judgements_and_the_ledger_compare_alike(tmp_path):
@@ -351,7 +460,7 @@ def test_items_of_a_list_count_from_one_and_a_quorum_covers_its_keys():
     assert any("(1)" in key for key in claims.compare([Judgement(claim.id, claim.value, "exact")])["key"])
     curves = CLAIMS["fig12-curves"]
     table = claims.compare([Judgement(curves.id, curves.value, "modelled")])
-    assert set(table[table["key"].str.startswith("crossings")]["verdict"]) == {"reproduced"}
+    assert set(table[table["key"].str.startswith("crossings")]["verdict"]) == {"reproduced", "calibration"}
 
 
 def parts(tree):
@@ -360,7 +469,7 @@ def parts(tree):
 
 def test_the_table_shows_what_people_write_and_colours_the_verdicts():
     text = claims.style(claims.compare(JUDGED)).to_html()
-    for shown in ("3.1 … 3.4", "-20.0 %", "holds", "–", f"color: {COLOR[Verdict.NOT_RUN]}"):
+    for shown in ("3.1 … 3.4", "-20.0 %", "71", "–", f"color: {COLOR[Verdict.NOT_RUN]}"):
         assert shown in text, shown
     assert "nan" not in text.lower() and "None" not in text
     assert claims.style(claims.compare(JUDGED)).to_html() == text
@@ -398,4 +507,6 @@ def test_values_are_written_for_people(value, text):
 
 @pytest.mark.parametrize("claim_id", COMPUTE)
 def test_exact_claims_are_reproduced_by_their_sums(claim_id):
-    assert judge_entry(CLAIMS[claim_id], COMPUTE[claim_id]())[0] is Verdict.REPRODUCED
+    contradicted = CLAIMS[claim_id].judge == {"": Rule("contradictory", {})}
+    expected = Verdict.CONTRADICTORY if contradicted else Verdict.REPRODUCED
+    assert judge_entry(CLAIMS[claim_id], COMPUTE[claim_id]())[0] is expected

@@ -100,11 +100,11 @@ def test_it_shows_figures_verdicts_machines_and_all_claims(folders):
         "numpy 2.4",
         "H200",
         "<b>1</b> reproduced",
-        "<b>80</b> not run",
+        f"<b>{len(claims.load()) - 1}</b> not run",
     ):
         assert part in text, part
     assert "a < b" not in text and "<CPU>" not in text
-    assert text.count('<tr id="claim-') == 81
+    assert text.count('<tr id="claim-') == len(claims.load())
 
 
 def test_kept_figures_need_no_results(folders):
@@ -144,4 +144,4 @@ def test_figures_of_nobody_are_shown_as_such(folders):
 def test_an_empty_checkout_has_a_page_too(tmp_path):
     text = page.build(tmp_path / "figures", tmp_path / "results", {}).read_text()
     Checked(text)
-    assert "make reproduce" in text and "<b>81</b> not run" in text
+    assert "make reproduce" in text and f"<b>{len(claims.load())}</b> not run" in text

@@ -21,7 +21,7 @@ def verdicts(rows):
 
 
 def test_the_manager_passes_through_the_drawn_states(rows):
-    assert verdicts(rows) == {"fig5-7-block-tables": True, "fig8-parallel-cow": True, "fig9-beam-sharing": True}
+    assert verdicts(rows) == dict.fromkeys(("fig5-7-block-tables", "fig8-parallel-cow", "fig9-beam-sharing"), 0)
 
 
 @pytest.mark.parametrize("walk", study.DRAWN)
@@ -50,17 +50,17 @@ def test_any_other_state_is_noticed(rows, walk, claim_id, column):
     rows.loc[last, column] = (
         rows.loc[rows["walk"] == walk, column].iloc[0] if column == "physical" else rows.loc[last, column] + 1
     )
-    assert verdicts(rows)[claim_id] is False
+    assert verdicts(rows)[claim_id] > 0
 
 
 def test_a_state_that_is_missing_is_no_success(rows):
     rows = rows[rows["step"] != "new words"]
-    assert verdicts(rows)["fig9-beam-sharing"] is False
+    assert verdicts(rows)["fig9-beam-sharing"] == 1
 
 
 def test_the_names_of_blocks_do_not_matter(rows):
     rows["physical"] = 31 - rows["physical"]
-    assert all(verdicts(rows).values())
+    assert not any(verdicts(rows).values())
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 16])

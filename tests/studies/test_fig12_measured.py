@@ -12,6 +12,7 @@ from repro.engine.config import DEPLOYMENTS
 from repro.engine.errors import UserError
 from repro.engine.systems import SYSTEMS
 from repro.harness import experiment
+from repro.report import claims
 from repro.simulate.load import Load, predict
 from repro.simulate.metrics import PIECES
 from repro.simulate.step_times import StepTimes
@@ -166,6 +167,19 @@ def test_claims_are_judged_only_from_rows_that_are_there(folder):
         header = (folder / "serving.csv").read_text().splitlines()[0].split(",")
         csv.DictWriter(file, header).writerow(ran("orca-max", "sharegpt", n=3, tokens_per_s=200.0))
     assert {one.claim_id: one.ours for one in judged(rows_of())} == {"hf-24x": 24.0, "tgi-3.5x": 3.5}
+
+
+def test_the_recorded_runs_give_claims_on_memory_batches_and_ratios_their_second_verdict(tmp_path):
+    found = judged(rows_of("h200"))
+    claims.record(found, "fig12_measured", tmp_path)
+    seconds = {one["id"]: one["measured"] for one in claims.read(tmp_path) if one["experiment"]}
+    assert len(seconds) == len(found) == 17 and {one["device"] for one in seconds.values()} == {"NVIDIA H200"}
+    verdicts = {name: one["verdict"] for name, one in seconds.items()}
+    assert verdicts["fig2-token-states"] == verdicts["throughput-2-to-4x"] == "reproduced"
+    assert verdicts["prefill-and-decode-bounds"] == "reproduced"
+    assert verdicts["more-requests-batched"] == "differs"  # 2.57 against 2.2
+    assert seconds["rate-vs-oracle-sharegpt"]["keys"] == "1 of 3"
+    assert "Saturated throughput" in seconds["rate-vs-oracle-sharegpt"]["note"]
 
 
 @pytest.mark.parametrize("other", [{"model": "opt-1.3b"}, {"kv_slots": 8000}])

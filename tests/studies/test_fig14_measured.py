@@ -9,6 +9,7 @@ from test_fig12_measured import SLOTS, STEPS, folder, ran, texts, write  # noqa:
 from repro.engine.config import DEPLOYMENTS
 from repro.engine.errors import UserError
 from repro.harness import experiment
+from repro.report import claims
 from repro.simulate.load import Load, predict
 from repro.studies import fig14_measured, fig18b_measured
 from repro.studies.fig15_sharing import PAPER
@@ -89,7 +90,9 @@ def test_what_a_short_budget_left_out_of_sharing_is_missing_in_the_figures(folde
         assert fig14_measured.gains(sharing, method) == {}  # Oracle is not there
     figures = fig14_measured.draw(rows, run.params)
     assert set(figures) == set(run.file.captions) and "not measured" in texts(figures["fig15_measured"])
-    assert run.judgements(rows) == []
+    judged = {one.claim_id: one for one in run.judgements(rows)}
+    assert set(judged) == {"fig15-parallel-alpaca", "prompt-share-of-kv"}
+    assert list(judged["fig15-parallel-alpaca"].ours) == ["2"] and {one.device for one in judged.values()} == {"GPU"}
 
 
 def test_alpaca_alone_by_block_size_says_nothing_about_preemption(folder):  # noqa: F811
@@ -111,7 +114,23 @@ def test_a_block_size_that_was_not_measured_leaves_a_gap(folder):  # noqa: F811
     drawn = {line.get_label(): line.get_ydata() for line in axis.lines}
     assert pd.isna(drawn["ShareGPT, swap"]).tolist() == [False, True, False]
     assert pd.isna(drawn["ShareGPT, recompute"]).tolist() == [True, False, True]
-    assert run.judgements(rows) == []
+    judged = {one.claim_id: one.ours for one in run.judgements(rows)}
+    assert set(judged) == {"fig18b-block-size", "fig18b-small-blocks"}  # the two ways have no size in common
+    assert {name: list(ours["sharegpt"]) for name, ours in judged.items()} == dict.fromkeys(judged, ["16"])
+
+
+def test_every_claim_on_sharing_and_block_sizes_has_its_second_verdict_from_the_recorded_rows(tmp_path):
+    for study in (fig14_measured, fig18b_measured):
+        stem = study.__name__.rpartition(".")[2]
+        run = experiment.open(stem)
+        found = run.judgements(rows_of(study, parameters(stem, gpu="h200")))
+        assert found and {(one.evidence, one.device) for one in found} == {("recorded", "NVIDIA H200")}
+        claims.record(found, stem, tmp_path)
+    seconds = {one["id"]: one["measured"] for one in claims.read(tmp_path) if one["experiment"]}
+    assert "not run" not in {one["verdict"] for one in seconds.values()}
+    assert seconds["fig15-parallel-alpaca"]["verdict"] == seconds["fig19b-comparable"]["verdict"] == "reproduced"
+    assert set(seconds["gain-grows-with-sharing"]["verdicts"]["rising"].values()) == {"reproduced"}
+    assert seconds["fig18b-small-blocks"]["keys"] == "4 of 10"
 
 
 @pytest.mark.parametrize("study, stem", [(fig14_measured, "fig14_measured"), (fig18b_measured, "fig18b_measured")])

@@ -11,6 +11,7 @@ from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.engine.systems import system
 from repro.harness import experiment
 from repro.harness.tables import Rows
+from repro.report.claims import judge_entry, load
 from repro.simulate.beams import FORMAT, Turnover
 from repro.simulate.profiles import a100_2023
 from repro.simulate.serve import serve
@@ -85,11 +86,15 @@ def test_the_papers_parameters_are_judged(oracle, rises):
     assert judged["gain-grows-with-sharing"].ours == {
         "basic": 1.25,
         "beam-6": pytest.approx(2 / 1.3, rel=1e-5),
-        "rises over basic and beam 2 4 6": rises,
+        "rising": {
+            step: pytest.approx(2 / rate, rel=1e-5) for step, rate in zip(("one", "beam-2", "beam-4", "beam-6"), oracle)
+        },
     }
+    verdicts = judge_entry(load()["gain-grows-with-sharing"], judged["gain-grows-with-sharing"].ours)[1]
+    assert set(verdicts["rising"].values()) == {"reproduced" if rises else "differs"}
     assert "took no time: 1.11" in judged["gain-grows-with-sharing"].note
     assert set(judged["fig14-curves"].ours) == set(params.panels)
-    assert judged["larger-gains-elsewhere"].ours == {"more-complex-decoding": True}
+    assert judged["larger-gains-elsewhere"].ours["more-complex-decoding"] > 0
 
 
 def test_more_complex_decoding_must_gain_with_samples_and_with_beams():
@@ -110,7 +115,7 @@ def test_more_complex_decoding_must_gain_with_samples_and_with_beams():
         ]
     )
     judged = {judgement.claim_id: judgement for judgement in run.judgements(rows)}
-    assert judged["larger-gains-elsewhere"].ours == {"more-complex-decoding": False}
+    assert judged["larger-gains-elsewhere"].ours["more-complex-decoding"] < 0
     assert "parallel/6 1.33, beam/6 1.67" in judged["larger-gains-elsewhere"].note
 
 

@@ -12,6 +12,7 @@ from repro.engine.errors import UserError
 from repro.harness import experiment
 from repro.harness.tables import Rows
 from repro.report import paper
+from repro.report.claims import judge_entry, load
 from repro.studies import fig18a_kernels as study
 
 USUAL = dict(
@@ -114,7 +115,12 @@ def test_the_claim_is_judged_by_graph_times_of_the_papers_shapes_only(tmp_path):
         for context in study.CONTEXTS:
             lines += shape(batch, context, 100 + batch + context / 32) + shape(batch, context, 900, "eager")
     rows = Rows.collect([study.recorded(*record(tmp_path, lines), "recorded")], study.TABLES)
-    (judged,) = experiment.open("fig18a_kernels").judgements(rows)
+    judged, by_batch = experiment.open("fig18a_kernels").judgements(rows)
+    assert (
+        by_batch.claim_id == "overhead-at-small-batches" and by_batch.device == judged.device == "GPU of the manifest"
+    )
+    assert by_batch.ours == pytest.approx({"8": 12.67, "32": 36.67}, rel=1e-3)
+    assert judge_entry(load()[by_batch.claim_id], by_batch.ours)[0] == "differs"
     assert judged.claim_id == "fig18a-kernel-overhead"
     assert judged.evidence == "recorded"
     assert judged.ours == pytest.approx([10, 40])

@@ -7,6 +7,7 @@ from loads import parameters, rows_of
 from repro.engine.errors import UserError
 from repro.harness import experiment
 from repro.report import paper
+from repro.report.claims import judge_entry, load
 from repro.studies import fig19_preemption as study
 
 FEW = {"rates": [6.0, 4.0], "block_sizes": [16, 64], "duration_s": 60.0, "seeds": [0]}
@@ -112,21 +113,25 @@ FLAT, FALLING = [10.0] * 8 + [10.9], [float(900 - 100 * index) for index in rang
 )
 def test_the_shapes_are_judged_by_recorded_rows_alone(changed, held):
     times = {study.RECOMPUTE: FLAT, study.SWAP_2023: FALLING, study.SWAP_BATCHED: FLAT} | changed
-    (judged,) = study.judge_shapes(recorded(times))
-    assert (judged.claim_id, judged.ours, judged.evidence) == ("fig19a-recompute-flat", held, "recorded")
+    judged, share = study.judge_recorded(recorded(times))
+    verdict, _ = judge_entry(load()["fig19a-recompute-flat"], judged.ours)
+    assert (verdict == "reproduced", judged.evidence, judged.device) == (held, "recorded", "GPU")
+    assert share.claim_id == "fig19a-20-percent" and share.ours == pytest.approx(
+        max(100 * one / other for one, other in zip(times[study.RECOMPUTE], times[study.SWAP_2023])), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("lost", [None, study.RECOMPUTE, study.SWAP_2023])
 def test_without_all_recorded_rows_the_shapes_are_not_judged(lost):
     rows = recorded({study.RECOMPUTE: FLAT, study.SWAP_2023: FALLING, study.SWAP_BATCHED: FLAT})
     kept = rows[rows["way"] != lost] if lost else rows[rows["block_size"] != 64]
-    assert study.judge_shapes(kept) == study.judge_shapes(rows[:0]) == []
+    assert study.judge_recorded(kept) == study.judge_recorded(rows[:0]) == []
 
 
 def test_where_only_a_part_was_measured_here_the_evidence_is_the_weaker_and_both_devices_are_named():
     rows = recorded({study.RECOMPUTE: FLAT, study.SWAP_2023: FALLING, study.SWAP_BATCHED: FLAT})
     rows.loc[rows["way"] == study.RECOMPUTE, ["evidence", "device"]] = ["measured", "mine"]
-    (judged,) = study.judge_shapes(rows)
+    judged, _ = study.judge_recorded(rows)
     assert judged.evidence == "recorded"
     assert judged.facts["devices"] == "mine, GPU"
     note = experiment.parameter_file("fig19_preemption").notes["fig19a-recompute-flat"]
@@ -149,8 +154,8 @@ def test_a_gpu_that_is_not_recorded_leaves_the_rest_as_it_is(small):
 
 
 def test_the_committed_rows_have_every_block_size(small):
-    (judged,) = study.judge_shapes(small[1]["recorded"])
-    assert judged.ours is True
+    judged, _ = study.judge_recorded(small[1]["recorded"])
+    assert judge_entry(load()[judged.claim_id], judged.ours)[0] == "reproduced"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from loads import parameters, rows_of
 
 from repro.engine.errors import UserError
 from repro.harness import experiment
+from repro.report.claims import compare
 from repro.report.claims.claim import judge_entry, load
 from repro.studies import saturated_queue as study
 from repro.studies.saturated import SETUPS, Setup, head, lengths, replay, requests, steps
@@ -102,9 +103,12 @@ def test_the_study_runs_draws_and_judges_only_the_documented_assumptions(small_r
 def test_judgements_have_the_claims_keys_and_follow_the_rows(small_run):
     _, rows = small_run
     papers, claims = experiment.open("saturated_queue"), load()
-    judged = {one.claim_id: one for one in papers.judgements(rows)}
-    verdicts = {claim_id: judge_entry(claims[claim_id], one.ours)[0] for claim_id, one in judged.items()}
-    assert len(judged) == 12 and "not run" not in verdicts.values()
+    kept = compare(papers.judgements(rows))
+    assert kept["claim"].nunique() == 13 and "not run" not in set(kept["verdict"])
+    penalty = kept[kept["measured"].notna()]
+    assert set(penalty["claim"]) == {"explainer-no-uncertainty", "effective-tokens"}
+    assert set(penalty["evidence"]) == {"recorded"}
+    verdicts = dict(zip(kept["claim"], kept["verdict"]))
     assert verdicts["last-block-bound"] == verdicts["explainer-first-block"] == "reproduced"
     replays, queue = rows["replay"], rows["head"]
     worse = rows | {

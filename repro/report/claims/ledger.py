@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +102,7 @@ def _measured(claim: Claim, chosen: dict[KeyPath, Contribution | None]) -> dict[
         return None
     if claim.measured != SAME_RULE:
         verdict, _, why = claim.measured.partition(": ")
-        return {"verdict": Verdict(verdict), "note": why, "ours": None, "device": None}
+        return dict.fromkeys(("ours", "evidence", "keys", "device")) | {"verdict": Verdict(verdict), "note": why}
     found = _found(claim, chosen)
     judged = [verdict for _, verdict in leaves(found["verdicts"]) if verdict is not Verdict.NOT_RUN]
     devices = sorted({part["device"] for part in chosen.values() if part})
@@ -116,7 +117,7 @@ def _found(claim: Claim, chosen: dict[KeyPath, Contribution | None]) -> dict[str
     def pick(field: str) -> Tree:
         return mapped(claim.value, lambda path, _: at(chosen[path][field], path) if chosen[path] else None)
 
-    used = list({id(part): part for part in chosen.values() if part}.values())
+    used = sorted({id(part): part for part in chosen.values() if part}.values(), key=itemgetter("experiment"))
     ours, interval = pick("ours"), pick("interval")
     verdict, verdicts = judge_entry(claim, ours)
     notes = [part["note"] for part in used if part["note"]] + _remarks(claim, ours, interval)

@@ -200,7 +200,8 @@ class Rule:
         there = {path: pair for path, pair in members.items() if pair[1] is not None}
         if self.type == "order":
             ours = {path[-1]: pair[1] for path, pair in there.items()}
-            return all(ours[low] < ours[high] for low, high in self.pairs() if low in ours and high in ours)
+            pairs = [(ours[low], ours[high]) for low, high in self.pairs() if low in ours and high in ours]
+            return all(is_number(low) and is_number(high) and low < high for low, high in pairs)
         far, misses = self.options["none_beyond_percent"], list(found.values()).count(Verdict.DIFFERS)
         return misses <= len(found) - self.options["at_least"] and all(
             _within(*pair, percent=far) for pair in there.values()
