@@ -343,7 +343,7 @@ def test_rows_of_a_gpu_are_judged_by_the_same_rule_in_a_place_of_their_own(tmp_p
     found = entries_of(tmp_path)[main.claim_id]
     assert (found["verdict"], found["ours"], found["evidence"]) == ("reproduced", ours, "modelled")
     second = found["measured"]
-    assert (second["verdict"], second["keys"], second["device"]) == ("differs", "1 of 3", "GPU")
+    assert (second["verdict"], second["covers"], second["device"]) == ("differs", "1 of 3", "GPU")
     line, *_ = claims.compare([main, far]).to_dict("records")
     assert (line["verdict"], line["measured"], line["measured_verdict"]) == ("reproduced", 2.6, "differs")
 

@@ -178,7 +178,7 @@ def test_the_recorded_runs_give_claims_on_memory_batches_and_ratios_their_second
     assert verdicts["fig2-token-states"] == verdicts["throughput-2-to-4x"] == "reproduced"
     assert verdicts["prefill-and-decode-bounds"] == "reproduced"
     assert verdicts["more-requests-batched"] == "differs"  # 2.57 against 2.2
-    assert seconds["rate-vs-oracle-sharegpt"]["keys"] == "1 of 3"
+    assert seconds["rate-vs-oracle-sharegpt"]["covers"] == "1 of 3"
     assert "Saturated throughput" in seconds["rate-vs-oracle-sharegpt"]["note"]
 
 

@@ -130,7 +130,7 @@ def test_every_claim_on_sharing_and_block_sizes_has_its_second_verdict_from_the_
     assert "not run" not in {one["verdict"] for one in seconds.values()}
     assert seconds["fig15-parallel-alpaca"]["verdict"] == seconds["fig19b-comparable"]["verdict"] == "reproduced"
     assert set(seconds["gain-grows-with-sharing"]["verdicts"]["rising"].values()) == {"reproduced"}
-    assert seconds["fig18b-small-blocks"]["keys"] == "4 of 10"
+    assert seconds["fig18b-small-blocks"]["covers"] == "4 of 10"
 
 
 @pytest.mark.parametrize("study, stem", [(fig14_measured, "fig14_measured"), (fig18b_measured, "fig18b_measured")])

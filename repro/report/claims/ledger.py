@@ -102,13 +102,13 @@ def _measured(claim: Claim, chosen: dict[KeyPath, Contribution | None]) -> dict[
         return None
     if claim.measured != SAME_RULE:
         verdict, _, why = claim.measured.partition(": ")
-        return dict.fromkeys(("ours", "evidence", "keys", "device")) | {"verdict": Verdict(verdict), "note": why}
+        return dict.fromkeys(("ours", "evidence", "covers", "device")) | {"verdict": Verdict(verdict), "note": why}
     found = _found(claim, chosen)
     judged = [verdict for _, verdict in leaves(found["verdicts"]) if verdict is not Verdict.NOT_RUN]
     devices = sorted({part["device"] for part in chosen.values() if part})
-    keys = f"{len(judged)} of {len(chosen)}" if 0 < len(judged) < len(chosen) else None
+    covers = f"{len(judged)} of {len(chosen)}" if 0 < len(judged) < len(chosen) else None
     verdict = worst(judged) if judged else Verdict.NOT_RUN
-    return found | {"verdict": verdict, "keys": keys, "device": ", ".join(devices) or None}
+    return found | {"verdict": verdict, "covers": covers, "device": ", ".join(devices) or None}
 
 
 def _found(claim: Claim, chosen: dict[KeyPath, Contribution | None]) -> dict[str, Any]:
