@@ -41,6 +41,7 @@ RULES = {
     "decodes come first (V1)": ("decodes_late", "prompts_cut"),
 }
 MOST = ("swapped_percent", "empty_slots_most")  # the other counts are sums
+NOTHING = dict.fromkeys((*COUNTS, "empty_slots_most", "decodes_late", "prompts_cut", "runs"), 0)
 RUNS_A_POINT = 100
 CHUNKED = "vllm V1"
 #: systems served and drawn: name -> (system, changes of its scheduler)
@@ -114,7 +115,13 @@ def served_run(name: str, way: str, rate: float, duration_s: float, seed: int) -
     chosen = {"sampling": sampling, "beams": recording(KINDS["sharegpt"]) if beams else None}
     run = serve(system, deployment, trace, costs, log=log, **chosen)
     counts = Replay(requests_of(trace, sampling), run.engine.scheduler.manager, system.scheduler).run(log)
-    return {"source": f"ShareGPT, {way}", "system": name, **about("replayed", costs.name, seed, trace), **counts}
+    return {
+        "source": f"ShareGPT, {way}",
+        "system": name,
+        **about("replayed", costs.name, seed, trace),
+        **NOTHING,
+        **counts,
+    }
 
 
 def drawn_runs(first: int, count: int) -> list[dict[str, Any]]:
@@ -125,7 +132,10 @@ def drawn_runs(first: int, count: int) -> list[dict[str, Any]]:
         total = found.setdefault(name, Counter())
         for key, value in counts.items():
             total[key] = max(total[key], value) if key in MOST else total[key] + value
-    return [{"source": "drawn", "system": name, **about("replayed", seed=first), **one} for name, one in found.items()]
+    return [
+        {"source": "drawn", "system": name, **about("replayed", seed=first), **NOTHING, **one}
+        for name, one in found.items()
+    ]
 
 
 class LastBlocks(Observer):
@@ -210,7 +220,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     figure, axes = plotting.panels(["Rules put to the test", "Preemptions, V1"], width=5.4, height=3.2)
     for place, (broken, tested) in enumerate(RULES.values()):
         for shift, (source, group) in zip((-0.2, 0.2), logs.groupby(logs["source"] == "drawn")):
-            count, failed = (int(group[name].sum()) if name in group else 0 for name in (tested, broken))
+            count, failed = (int(group[name].sum()) for name in (tested, broken))
             axes[0].barh(place + shift, count + 1, 0.36, color="#0072B2" if source else "#56B4E9")
             text = f" {count:,}" + (f", broken {failed:,} times" if failed else "")
             axes[0].text(
