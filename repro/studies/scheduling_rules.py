@@ -31,9 +31,10 @@ from repro.studies.event_rules import COUNTS, Replay
 from repro.studies.token_budget import DecodesFirst
 
 TABLES = {"logs": ("source", "system", "seed"), "levers": ("lever", "value", "rate")}
-#: What is drawn: rule -> (counter of its breaches, counter of its tests). A test is one case in which it could break.
+#: What is drawn: rule -> (what breaks it, a case in which it could break), as counted.
 RULES = {
     "first come, first served": ("later_ahead", "returned_first"),
+    "the same, after swapping": ("swapped_ahead", "groups_swapped"),
     "the latest arrival is preempted": ("other_victims", "preemptions"),
     "all or nothing": ("parts_lost", "groups_swapped"),
     "recomputed in one pass": ("not_one_pass", "recomputations"),
@@ -227,11 +228,13 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
                 count + 1, place + shift, text, va="center", fontsize=7.5, color="#B3261E" if failed else "black"
             )
     axes[0].set_yticks(range(len(RULES)), list(RULES), fontsize=8)
-    axes[0].set(xscale="log", xlim=(1, 1e8), xlabel="cases: served (pale), drawn at random (dark)")
+    axes[0].set(xscale="log", xlim=(1, 1e6), xlabel="cases: served (pale), drawn at random (dark)")
     axes[0].invert_yaxis()
     _draw_levers(axes[1], levers[levers["rate"] == params.lever_rate])
     plotting.footer(
-        figure, logs, note=f"{params.runs:,} runs drawn at random; OPT-13B, ShareGPT, {params.rate:g} req/s"
+        figure,
+        logs.drop(columns="seed"),
+        note=f"{params.runs:,} runs drawn at random; OPT-13B, ShareGPT, {params.rate:g} req/s",
     )
     return {"scheduling_rules": figure}
 
