@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from repro.engine.chunked import ChunkedPrefillConfig, ChunkedPrefillScheduler
 from repro.engine.errors import UserError
@@ -54,7 +54,7 @@ MEMORY, SEQS, BUDGET = "kv_slots", "max_num_seqs", "max_num_batched_tokens"
 
 
 class Params(Parameters):
-    runs: Count
+    runs: Annotated[int, Field(ge=1, le=1_000_000)]
     rate: Positive
     seconds: Positive
     lever_rate: Positive
