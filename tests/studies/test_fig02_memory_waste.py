@@ -12,6 +12,7 @@ from loads import parameters
 from repro.engine.config import DEPLOYMENTS
 from repro.engine.errors import UserError
 from repro.engine.systems import system
+from repro.report.claims import load
 from repro.setup.environment import ROOT
 from repro.simulate.metrics import PIECES
 from repro.studies import fig02_memory_waste as study
@@ -128,3 +129,26 @@ notebook = nbformat.read(sys.argv[1], 4)
 NotebookClient(notebook, kernel_name="python3").execute()
 print("".join(o.text for c in notebook.cells for o in c.outputs if o.output_type == "stream"))
 """
+
+
+@pytest.mark.parametrize(
+    "claim_id, table, column, change, expected",
+    [
+        ("fig13-sharegpt", "batches", "batched_requests", {}, "reproduced"),
+        (
+            "fig13-sharegpt",
+            "batches",
+            "batched_requests",
+            {"system": system("orca-max").with_scheduler(max_num_seqs=6)},
+            "differs",
+        ),
+        ("fig2-token-states", "pool", "token_states", {}, "reproduced"),
+        ("fig2-token-states", "pool", "token_states", {"duration_s": 10.0}, "differs"),  # all of them are young
+    ],
+)
+def test_a_wrong_limit_or_window_flips_the_verdict(claim_id, table, column, change, expected):
+    points = study.points(parameters("fig02_memory_waste", systems=["orca-max"], seeds=[0], duration_s=200.0))
+    point = next(one for one in points if one.table == table and one.arguments["workload"] == "sharegpt")
+    ours = study.saturated_run(**point.arguments | change)[column]
+    claim = load()[claim_id]
+    assert claim.rule_of(("orca-max",)).leaf(claim.value["orca-max"], ours) == expected
