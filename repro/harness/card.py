@@ -57,8 +57,8 @@ def _parameters(run: Run) -> str:
 
 
 def _claims(run: Run) -> str:
-    if not run.params.as_in_paper:
-        return "<p>The paper's claims are not judged with these parameters.</p>"
+    if run.params.no_verdicts:
+        return f"<p>{escape(run.params.no_verdicts)}</p>"
     entries = [one for one in claims.read(run.folders.figures) if run.stem in (one["experiment"] or "").split(", ")]
     if not entries:
         return "<p>No claim is judged yet.</p>"

@@ -280,9 +280,13 @@ class Run:
         return found
 
     def judge(self, rows: Rows) -> pd.DataFrame:
-        """The study's verdicts on the paper's claims, merged into claims.json beside the figures."""
+        """The study's verdicts on the paper's claims, merged into claims.json beside the figures.
+
+        Says so if there are none because this is not the paper's run."""
         from repro.report import claims
 
+        if self.params.no_verdicts:
+            print(self.params.no_verdicts)
         judgements = self.judgements(rows)
         # The ledger is read, changed and written: two runs at once must take turns.
         with locked(self.folders.points / ".cache" / "claims.lock", wait=True):
@@ -293,7 +297,7 @@ class Run:
         from repro.report import claims
 
         table = claims.style(claims.compare(found := self.judgements(rows)))
-        return table if found else table.set_caption("No claim of the paper is judged with these parameters.")
+        return table if found else table.set_caption(self.params.no_verdicts or "No claim of the paper is judged here.")
 
     def _repr_html_(self) -> str:
         from repro.harness import card

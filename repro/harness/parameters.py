@@ -35,7 +35,7 @@ class Parameters(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     free: ClassVar[tuple[str, ...]] = ("seeds", "lengths")
-    _as_in_paper: bool = PrivateAttr(default=False)
+    _stated: Any = PrivateAttr(default=None)  # the file's parameters at the paper's scale
 
     @field_validator("*", mode="before")
     @classmethod
@@ -45,7 +45,34 @@ class Parameters(BaseModel):
     @property
     def as_in_paper(self) -> bool:
         """Whether everything is as in the experiment's file, but for what is `free`."""
-        return self._as_in_paper
+        return self._stated is not None and not self._differing(free=False)
+
+    @property
+    def no_verdicts(self) -> str:
+        """Why the paper's claims are not judged, in words; "" if they are."""
+        return "" if self.as_in_paper else f"no verdicts: {', '.join(self._differing(free=False))}"
+
+    @property
+    def another_run(self) -> str:
+        """What makes this another run than the one in the experiment's file; "" if it is that run.
+
+        A duration, a rate, a model or a file of data does; what lists or switches choose to run does not. The paper's
+        own points are drawn only beside that run."""
+        return ", ".join(self._differing(free=True, chosen=False))
+
+    def _differing(self, free: bool, chosen: bool = True) -> list[str]:
+        """What differs from the experiment's file: with what is `free`, if it brings data of its own; with lists and
+        switches, if `chosen`."""
+        if self._stated is None:
+            return ["the parameters are not those of the experiment's file"]
+        pairs = {name: (getattr(self, name), getattr(self._stated, name)) for name in type(self).model_fields}
+        return [
+            f"{name} is {_written(value)}" + ("" if stated is None else f" instead of {_written(stated)}")
+            for name, (value, stated) in pairs.items()
+            if value != stated
+            and (name not in self.free or free and stated is None)
+            and (chosen or not isinstance(value, (tuple, bool)))
+        ]
 
     def __repr__(self) -> str:
         """A line for each."""
@@ -63,6 +90,12 @@ def _tuples(value: Any) -> Any:
         except UnicodeEncodeError:  # a lone surrogate, of a file's name that is not UTF-8 say
             raise ValueError("holds a character that is no text and cannot be written down") from None
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_written, value))}]"
+    return f"{value:g}" if isinstance(value, float) else "null" if value is None else str(value)
 
 
 @dataclass(frozen=True)
@@ -87,8 +120,7 @@ def make_parameters(cls: type[Parameters], file: ParameterFile, scale: str, give
     whole = _checked(cls, paper)
     _checked(cls, smoke)  # a mistake there is found at any scale
     run = _checked(cls, (smoke if scale == "smoke" else paper) | {"overrides": given})
-    fixed = set(cls.model_fields) - set(cls.free)
-    run._as_in_paper = run.pick(*fixed) == whole.pick(*fixed)
+    run._stated = whole
     return run
 
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_HOLDERS = ("#9CC7E8", "#5A9BD0", "#2F6FA8", "#17436F")  # 1, 2, 3, 4 or more sequences
+_HOLDERS = ("#D6CFE8", "#B3A5D6", "#8571BD", "#4F3A8F")  # 1, 2, 3, 4 or more sequences
+_SLOT = "#4D4D4D"
 _CELL = 0.92  # width of a cell; the rest sets it apart from the next
 
 
@@ -98,28 +99,31 @@ def draw(states: Iterable[State], iterations: Iterable[int] | None = None, max_b
 
 def legend(figure: Figure) -> None:
     """What the cells of `draw_tables` mean, above the panels."""
-    from matplotlib.patches import Patch
+    from repro.report import plotting
 
     labels = ("one", "two", "three", "four or more")
-    handles = [Patch(facecolor=color, label=label) for color, label in zip(_HOLDERS, labels)]
-    title = "Number: physical block. Filled part: slots in use. Colour and \u00d7: how many hold it"
-    figure.legend(handles=handles, title=title, loc="outside upper center", ncols=4, fontsize=9, title_fontsize=9)
+    handles = [plotting.swatch(label, color) for color, label in zip(_HOLDERS, labels)]
+    handles.append(plotting.swatch("a slot in use", _SLOT))
+    title = "A cell is a logical block. Number: its physical block; \u00d7 and colour: how many sequences hold it"
+    plotting.place_legend(figure, handles, title=title)
 
 
 def draw_tables(axis: Axes, tables: Mapping[str, list[Cell]], block_size: int, width: int, height: int) -> None:
     """Block tables as rows of cells, on a panel with room for `width` blocks and `height` sequences."""
+    from repro.report.plotting import ink
+
     for row, cells in enumerate(tables.values()):
         for column, cell in enumerate(cells[:width]):
             color = _HOLDERS[min(cell.holders, len(_HOLDERS)) - 1]
-            axis.barh(row, _CELL * cell.filled / block_size, 0.76, left=column, color=color)
-            axis.barh(row, _CELL, 0.76, left=column, facecolor="none", edgecolor="#888888", linewidth=0.8)
+            axis.barh(row, _CELL, 0.78, left=column, color=color)
+            # The slots have a strip of their own, so that no number straddles the end of those in use.
+            axis.barh(row + 0.27, _CELL, 0.24, left=column, color="white", edgecolor=_SLOT, linewidth=0.8)
+            axis.barh(row + 0.27, _CELL * cell.filled / block_size, 0.24, left=column, color=_SLOT)
             if block_size <= 8:  # few enough to be counted
                 slots = [column + _CELL * slot / block_size for slot in range(1, block_size)]
-                axis.vlines(slots, row + 0.24, row + 0.38, color="#888888", linewidth=0.8)
-            dark = cell.holders > 2 and 2 * cell.filled > block_size
-            text = f"{cell.physical}" + (f" \u00d7{cell.holders}" if cell.holders > 1 else "")
-            look = dict(fontsize=8, color="white" if dark else "#222222")
-            axis.text(column + _CELL / 2, row, text, ha="center", va="center", **look)
+                axis.vlines(slots, row + 0.15, row + 0.39, color="#BBBBBB", linewidth=0.8)
+            text = f"{cell.physical}" + (f"\u00d7{cell.holders}" if cell.holders > 1 else "")
+            axis.text(column + _CELL / 2, row - 0.11, text, ha="center", va="center", color=ink(color))
     axis.set(
         xlim=(-0.05, width), ylim=(height - 0.4, -0.6), xticks=[], yticks=range(len(tables)), yticklabels=list(tables)
     )

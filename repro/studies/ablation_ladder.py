@@ -31,6 +31,7 @@ from repro.studies.sweep import Setup, crossing_of
 from repro.workloads import WORKLOADS
 
 TABLES = {"crossing": ("setting", "system", "seed")}
+GAIN, LOSS = "#8571BD", "#D9A441"
 
 
 class UnsharedPagedKVCacheManager(PagedKVCacheManager):
@@ -120,32 +121,31 @@ def sustained(setup: Setup, precision: float) -> dict[str, Any]:
 @house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     found = rows["crossing"]
-    figure, axes = plotting.panels(list(map(_title, params.settings)), columns=2, width=4.6, height=3.0)
+    figure, axes = plotting.panels(list(map(_title, params.settings)), columns=2, width=4.5, height=2.9)
     for axis, setting in zip(axes, params.settings):
         _draw_ladder(axis, where(found, setting=setting))
-    plotting.footer(figure, found, note="Logarithmic: equal heights are equal factors")
+    handles = [plotting.swatch("gained", GAIN), plotting.swatch("lost", LOSS), plotting.key("the rate of a rung")]
+    plotting.place_legend(figure, handles)
+    note = "Numbers: the rate, and what it gains over the rung before. Logarithmic: equal heights are equal factors"
+    plotting.footer(figure, found, note=note)
     return {"ablation_ladder": figure}
 
 
 def _draw_ladder(axis: Axes, rows: DataFrame) -> None:
     rates = rows.groupby("system", sort=False)["crossing_rate"]
     mean = rates.mean()
-    beside = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
     for place, (name, rate) in enumerate(mean.items()):
-        before = mean.iloc[place - 1] if place else mean.iloc[0] / 2
-        color = "#888888" if place == 0 else "#0072B2" if rate >= before else "#D55E00"
-        axis.bar(place, rate - before, 0.7, bottom=before, color=color, alpha=0.75)
-        if rates.get_group(name).nunique() > 1:
-            plotting.whisker(axis, place, rates.get_group(name))
-        if place:
-            axis.plot([place - 1.35, place + 0.35], [before, before], color="#555555", linewidth=0.8)
-            axis.annotate(f"x{rate / before:.2f}", (place, max(rate, before)), (0, 3), **beside)
-        axis.annotate(f"{rate:.2f}", (place, min(rate, before)), (0, -3), va="top", color="#555555", **beside)
-    axis.set_yscale("log")
-    axis.set_ylim(mean.min() / 3, mean.max() * 1.6)
-    axis.set_xticks(range(len(mean)), [name.replace(" ", "\n") for name in mean.index], fontsize=7.5)
+        before = mean.iloc[place - 1] if place else rate
+        end = place + (1.35 if place < len(mean) - 1 else 0.35)
+        axis.plot([place - 0.35, end], [rate, rate], color=plotting.GREY)
+        axis.bar(place, rate - before, 0.7, bottom=before, color=GAIN if rate >= before else LOSS)
+        plotting.whisker(axis, place, rates.get_group(name))
+        text = f"{rate:.2f}" + (f"\n×{rate / before:.2f}" if place else "")
+        axis.annotate(text, (place, max(rate, before)), (0, 3), textcoords="offset points", ha="center")
+    axis.set(ylim=(mean.min() / 1.5, mean.max() * 2), ylabel="req/s at 0.5 s/token")
+    plotting.log(axis)
+    axis.set_xticks(range(len(mean)), [name.replace(" ", "\n") for name in mean.index], fontsize=8.5)
     axis.grid(axis="x", visible=False)
-    axis.set_ylabel("req/s at 0.5 s/token")
 
 
 def _title(setting: str) -> str:

@@ -49,15 +49,17 @@ _Draw = Callable[[Rows, Any], "dict[str, Figure]"]
 
 
 def house(draw: _Draw) -> _Draw:
-    """A study's `draw` in the house style."""
+    """A study's `draw` in the house style; across the figures of another run than the paper's is written what it is."""
 
     @functools.wraps(draw)
-    def styled(rows: Rows, params: Any) -> dict[str, Figure]:
+    def styled(rows: Rows, params: Parameters) -> dict[str, Figure]:
         with plotting.house():
             figures = draw(rows, params)
             if (lengths := getattr(params, "lengths", None)) not in (None, "hub"):
                 for figure in figures.values():
                     _name_lengths(figure, Path(lengths).name)
+            for figure in figures.values() if params.another_run else ():
+                plotting.watermark(figure, f"not the paper's run: {params.another_run}")
             return figures
 
     return styled

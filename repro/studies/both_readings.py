@@ -1,7 +1,7 @@
 """Both readings of what `what_the_paper_does_not_say` lists: the table of all items, and six of them drawn.
 
 The words are in open_questions.yaml; here are the numbers for them, from rows and from the paper's own curves
-(repro.report.paper). In the pictures the paper's points are hollow or dotted. This module runs nothing and judges
+(repro.report.paper). This module runs nothing and judges
 nothing."""
 
 from collections.abc import Iterable
@@ -14,16 +14,13 @@ from repro.engine.config import DEPLOYMENTS, GB, GIB
 from repro.harness.parameters import parse_yaml
 from repro.studies.base import Axes, DataFrame, Figure, Rows, paper, plotting, where
 from repro.studies.fig18a_kernels import paper_overhead
-from repro.studies.measured import powers_of_two, together
+from repro.studies.measured import together
 
 MODELS = ("opt-13b", "opt-66b", "opt-175b")
 LEVEL, LEVELS = 0.5, tuple(level / 20 for level in range(2, 21))  # s/token
 #: Fig. 13 prints its bars: workload -> (rate in req/s, vLLM's requests)
 BATCHED = {"sharegpt": (2.0, 30.42), "alpaca": (30.0, 132.44)}
-_COLORS = dict(zip(MODELS, ("#0072B2", "#D55E00", "#117733")))
-_DOTS = (0, (1, 1.6))
-_DOTTED = {"linestyle": _DOTS, "markerfacecolor": "none", "markersize": 6, "linewidth": 1.2}
-_BESIDE = {"textcoords": "offset points", "fontsize": 7.5}
+_VLLM, _GREY = "#0072B2", "#9FABC0"  # as in every figure: the system, and what Fig. 2 calls external & others
 
 
 def items(rows: Rows) -> DataFrame:
@@ -166,91 +163,109 @@ def swap_shares_drawn() -> list[float]:
     return [100 * again / swap for (_, again), (_, swap) in pairs]
 
 
-def draw_plots(rows: Rows) -> Figure:
+def draw_plots(rows: Rows, with_paper: bool) -> Figure:
     panels = {
         "(a) Fig. 2: external & others": _draw_external,
         "(b) Fig. 13b: vLLM, Alpaca": _draw_batched,
         "(c) §6.2: vLLM over Orca (Max)": _draw_ratios,
-        "(d) Fig. 12a and 19b: vLLM, ShareGPT": _draw_same_latency,
+        "(d) Fig. 12a, 19b: vLLM, ShareGPT": _draw_same_latency,
         "(e) §7.3: recomputing / swapping": _draw_swap_shares,
         "(f) §4.5: eight requests, 24 blocks": _draw_swapped,
     }
-    figure, axes = plotting.panels(list(panels), width=3.9, height=2.8)
+    figure, axes = plotting.panels(list(panels), columns=2, width=4.4, height=2.8)
     for axis, draw in zip(axes, panels.values()):
-        draw(axis, rows)
+        draw(axis, rows, with_paper)
     everything = together(*(part[["evidence", "device", "seed"]] for part in rows.values()))
-    plotting.footer(figure, everything, with_paper=True)
+    ours, theirs = (
+        {"marker": "o", "linestyle": ""} | more for more in ({}, {"markerfacecolor": "none", "markersize": 7})
+    )
+    handles = [plotting.key("ours", **ours)]
+    handles += [plotting.key("the paper", **theirs | plotting.PAPER)] * with_paper
+    handles += [plotting.swatch(*look) for look in (("(a) free or lost", _GREY), ("(a) rounded up", _GREY))]
+    handles[-1].set(hatch="////", edgecolor="white")
+    plotting.place_legend(figure, handles)
+    plotting.footer(figure, everything, with_paper=with_paper)
     return figure
 
 
-def _draw_external(axis: Axes, rows: Rows) -> None:
-    pool, color = rows["pool"].set_index("system").drop(index="vllm"), plotting.PIECES["rounding"][1]
-    outside = [paper.figure("fig2")[name]["external & others"] for name in pool.index]
-    hatched = {"color": color, "hatch": "////", "edgecolor": "white", "linewidth": 0.6}
-    hollow = {"facecolor": "none", "edgecolor": color, "linewidth": 1.3}
-    for place, (free, rounding, theirs) in enumerate(zip(pool["free"], pool["rounding"], outside)):
-        axis.bar(place - 0.2, free, 0.38, color=color, label="" if place else "free or lost")
-        label = "" if place else "rounding to a power of two"
-        axis.bar(place - 0.2, rounding, 0.38, bottom=free, label=label, **hatched)
-        axis.bar(place + 0.2, theirs, 0.38, label="" if place else "the paper, in one piece", **hollow)
+def _draw_external(axis: Axes, rows: Rows, with_paper: bool) -> None:
+    pool = rows["pool"].set_index("system").drop(index="vllm")
+    for place, (name, found) in enumerate(pool.iterrows()):
+        axis.bar(place - 0.2, found["free"], 0.38, color=_GREY)
+        axis.bar(
+            place - 0.2, found["rounding"], 0.38, bottom=found["free"], color=_GREY, hatch="////", edgecolor="white"
+        )
+        if with_paper:
+            theirs = paper.figure("fig2")[name]["external & others"]
+            axis.bar(place + 0.2, theirs, 0.38, edgecolor=_GREY, **plotting.PAPER_BAR)
     axis.set_xticks(range(len(pool)), [plotting.label(name) for name in pool.index])
-    axis.set(ylabel="% of the KV cache", ylim=(0, 62))
-    axis.legend(fontsize=7.5, loc="upper left")
+    axis.set(ylabel="% of the KV cache")
     axis.grid(axis="x", visible=False)
 
 
-def _draw_batched(axis: Axes, rows: Rows) -> None:
+def _draw_batched(axis: Axes, rows: Rows, with_paper: bool) -> None:
     curve, saturated = _curve(rows, "alpaca"), _batched(rows, "alpaca")["saturated"]
-    axis.plot(curve["rate"], curve["batched_requests"], "o--", color="#0072B2", markersize=4, label="ours")
-    axis.plot(*BATCHED["alpaca"], "o", color="#0072B2", markersize=7, markerfacecolor="none", label="Fig. 13b")
-    axis.axvline(saturated, color="#888888", linestyle=_DOTS, linewidth=1.2)
-    at = {"xy": (saturated, 0.04), "xytext": (-4, 0), "xycoords": ("data", "axes fraction")}
-    axis.annotate("Fig. 12d saturates", ha="right", **at, **_BESIDE)
+    axis.plot(curve["rate"], curve["batched_requests"], "o", color=_VLLM, **plotting.LINE["replayed"])
+    if with_paper:
+        axis.plot(*BATCHED["alpaca"], "o", color=_VLLM, **plotting.PAPER)
+        axis.axvline(saturated, color=plotting.GREY, linewidth=1)
+        at = {"xy": (saturated, 0.04), "xytext": (-4, 0), "xycoords": ("data", "axes fraction")}
+        axis.annotate("Fig. 12d\nsaturates here", ha="right", textcoords="offset points", **at)
     axis.set(xlabel="request rate (req/s)", ylabel="batched requests", ylim=(0, None))
-    axis.legend(fontsize=7.5, loc="upper left")
 
 
-def _draw_ratios(axis: Axes, rows: Rows) -> None:
-    for model, color in _COLORS.items():
-        panel = f"{model}/sharegpt"
+def _draw_ratios(axis: Axes, rows: Rows, with_paper: bool) -> None:
+    for number, model in enumerate(MODELS):
+        panel, style = f"{model}/sharegpt", plotting.other(number)
         found = [(level, drawn) for level in LEVELS if (drawn := ratio_drawn("fig12", panel, "orca-max", level))]
-        axis.plot(*zip(*found), color=color, linestyle=_DOTS, linewidth=1.4)
-        axis.plot(LEVEL, ratio(rows, panel, "orca-max"), "o", color=color, markersize=5, label=model.upper())
-    axis.axhspan(2.7, 8, color="#EEEEEE", zorder=0)
-    axis.annotate("printed: 2.7 to 8", (0.98, 7.75), ha="right", va="top", fontsize=7.5)
+        if with_paper:
+            axis.plot(*zip(*found), color=style.color, **plotting.PAPER | {"linewidth": 1.6})
+        ours = ratio(rows, panel, "orca-max")
+        axis.plot(LEVEL, ours, style.marker, color=style.color, markersize=7)
+        axis.annotate(model.upper(), found[-4], (0, 4), textcoords="offset points", ha="center", color=style.color)
+    plotting.band(axis, 2.7, 8, "")
+    axis.annotate("the text: 2.7 to 8", (1.03, 7.85), ha="right", va="top", color=plotting.GREY)
     axis.set(xlabel="at this latency (s/token)", ylabel="ratio of rates", ylim=(0, 9), xlim=(0.05, 1.05))
-    axis.legend(fontsize=7.5, loc="lower right", ncols=3, handletextpad=0.2, columnspacing=0.8)
 
 
-def _draw_same_latency(axis: Axes, rows: Rows) -> None:
-    left = min(rate for rate, _ in paper.points("fig12", "opt-13b/sharegpt", "vllm") if rate >= 1.5)
-    axis.plot(*zip(*paper.line("fig12", "opt-13b/sharegpt", "vllm")), "o", color="#0072B2", label="Fig. 12a", **_DOTTED)
-    theirs = dict(paper.points("fig19b", "recompute"))[16]
-    axis.plot(2.01, theirs, "s", color="#D55E00", markersize=7, markerfacecolor="none", label="Fig. 19b, block 16")
+def _draw_same_latency(axis: Axes, rows: Rows, with_paper: bool) -> None:
     ours = rows["latency"].set_index("panel").loc["opt-13b/sharegpt"]
-    axis.plot(ours["rate"], ours["latency_s_per_token"], "o", color="#0072B2", markersize=5, label="ours")
-    axis.set(xlabel="request rate (req/s)", ylabel="normalized latency (s/token)")
-    axis.set(xlim=(left - 0.05, 2.15), ylim=(0, 1.2))
-    axis.legend(fontsize=7.5, loc="upper left")
+    axis.plot(ours["rate"], ours["latency_s_per_token"], "o", color=_VLLM, markersize=6)
+    axis.annotate("ours", (ours["rate"], ours["latency_s_per_token"]), (7, -3), textcoords="offset points")
+    if with_paper:
+        axis.plot(*zip(*paper.line("fig12", "opt-13b/sharegpt", "vllm")), "o", color=_VLLM, **plotting.PAPER)
+        axis.annotate("Fig. 12a", (1.93, 0.5), (-6, 0), textcoords="offset points", ha="right")
+        theirs = dict(paper.points("fig19b", "recompute"))[16]
+        axis.plot(2.01, theirs, "o", color=_VLLM, **plotting.PAPER)
+        axis.annotate("Fig. 19b,\nblocks of 16", (2.01, theirs), (7, -2), textcoords="offset points")
+    axis.set(xlabel="request rate (req/s)", ylabel="latency (s/token)", xlim=(1.45, 2.25), ylim=(0, 1.2))
 
 
-def _draw_swap_shares(axis: Axes, rows: Rows) -> None:
+def _draw_swap_shares(axis: Axes, rows: Rows, with_paper: bool) -> None:
     sizes = [size for size, _ in paper.points("fig19a", "recompute")]
-    axis.plot(sizes, swap_shares(rows), "o--", color="#0072B2", markersize=4, label="ours")
-    axis.plot(sizes, swap_shares_drawn(), "o", color="#0072B2", label="Fig. 19a", **_DOTTED)
-    levels = ((20, "20 % of its time", sizes[-1], "right"), (120, "20 % above its time", sizes[0], "left"))
+    look = {"color": plotting.WAYS["recompute"].color, "marker": plotting.WAYS["recompute"].marker}
+    axis.plot(sizes, swap_shares(rows), **look, **plotting.LINE["modelled"])
+    if with_paper:
+        axis.plot(sizes, swap_shares_drawn(), **look, **plotting.PAPER)
+    levels = ((20, "20 % of swapping's time", sizes[-1], "right"), (120, "20 % above it", sizes[0], "left"))
     for level, text, place, side in levels:
-        axis.axhline(level, color="#888888", linewidth=0.8)
-        axis.annotate(text, (place, level), (0, 3), ha=side, **_BESIDE)
-    powers_of_two(axis, sizes)
+        axis.axhline(level, color=plotting.GREY, linewidth=0.8)
+        axis.annotate(text, (place, level), (0, 3), textcoords="offset points", ha=side)
+    plotting.powers_of_two(axis, sizes)
     axis.set(ylabel="% of swapping's time", ylim=(0, 145))
-    axis.legend(fontsize=7.5, loc="center right")
 
 
-def _draw_swapped(axis: Axes, rows: Rows) -> None:
+def _draw_swapped(axis: Axes, rows: Rows, with_paper: bool) -> None:
     case = where(rows["swap"], num_cpu_blocks=rows["swap"]["num_cpu_blocks"].max()).sort_values("step")
-    axis.plot(case["step"], case["swapped"], color="#D55E00", label="swapped out")
-    axis.plot(case["step"], case["on_gpu"], color="#0072B2", linewidth=1, label="on the GPU")
-    axis.axhline(case["num_blocks"].iloc[0], color="#888888", linestyle=_DOTS, label="the pool")
-    axis.set(xlabel="iteration", ylabel="blocks", ylim=(0, 52))
-    axis.legend(fontsize=7.5, loc="upper right", ncols=3, columnspacing=0.8, handlelength=1.4)
+    pool, peak = case["num_blocks"].iloc[0], case.loc[case["swapped"].idxmax()]
+    last = case.iloc[-1]
+    swapped = "swapped", plotting.WAYS["swap"].color, "swapped out", (peak["step"] + 12, peak["swapped"] - 1)
+    for column, color, text, at in (
+        swapped,
+        ("on_gpu", "#333333", "on the GPU", (last["step"] + 1, last["on_gpu"] - 5)),
+    ):
+        axis.plot(case["step"], case[column], color=color, linewidth=1.4)
+        axis.annotate(text, at, color=color)
+    axis.axhline(pool, color=plotting.GREY, linewidth=0.8)
+    axis.annotate("the pool", (1.3 * last["step"], pool), (0, 3), textcoords="offset points", ha="right")
+    axis.set(xlabel="iteration", ylabel="blocks", ylim=(0, None), xlim=(-2, 1.31 * last["step"]))

@@ -23,7 +23,7 @@ TABLES = {"decode": ("curve", "batch"), "prompt": ("efficiency", "prompt_tokens"
 BATCHES = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 64, 96, 128)
 SHORT_CONTEXT = 50  # tokens: about what an Alpaca request has on average
 PROMPTS = tuple(range(0, 2049, 64))
-_BESIDE = {"textcoords": "offset points", "fontsize": 8}
+_BESIDE = {"textcoords": "offset points"}
 
 
 class Params(Parameters):
@@ -105,53 +105,63 @@ def fig1_iteration_ms() -> list[tuple[float, float]]:
 @house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     titles = ["Decode iteration, OPT-13B", "What a prompt adds", "Anchors of Fig. 12's panels"]
-    figure, axes = plotting.panels(titles, width=4.1, height=3.4)
-    _draw_decode(axes[0], rows["decode"], params)
+    figure, axes = plotting.panels(titles, width=3.7, height=3.2)
+    handles = _draw_decode(axes[0], rows["decode"], params)
     _draw_prompts(axes[1], rows["prompt"])
     _draw_anchors(axes[2], rows["anchor"])
-    plotting.footer(figure, rows["prompt"], note="Hollow: B / throughput at Fig. 1's points, the calibration itself")
+    plotting.place_legend(figure, handles)
+    note = "Hollow: the paper, batch over throughput at Fig. 1's points; they are the calibration, no test"
+    plotting.footer(figure, rows["prompt"], note=note)
     return {"cost_model": figure}
 
 
-def _draw_decode(axis: Axes, rows: DataFrame, params: Params) -> None:
-    axis.plot(*zip(*fig1_iteration_ms()), "o", color="black", markerfacecolor="none", markersize=7, label="Fig. 1")
-    colors = iter(("#0072B2", "#56B4E9", "#88CCEE", "#D55E00", "#E69F00", "#CC79A7", "#999933"))
+def _draw_decode(axis: Axes, rows: DataFrame, params: Params) -> list[Any]:
+    """Returns the legend's entries; the readings of the slope are those of the anchors' panel, too."""
+    dots = dict(marker="o", linestyle="", color="black", markersize=7, markerfacecolor="none")
+    axis.plot(*zip(*fig1_iteration_ms()), **dots)
+    handles = [plotting.key("Fig. 1", **dots)]
+    number = {"a100-2023": 0}
     for name, group in rows.groupby("curve", sort=False):
-        style = (0, (4, 1.5)) if name.startswith("a100-2023") else (0, (1, 1.2))
-        axis.plot(group["batch"], group["milliseconds"], color=next(colors), linestyle=style, label=name)
-    axis.set(xlabel=f"sequences ({params.context_tokens} tokens of context each)", ylabel="ms per iteration")
+        style = plotting.other(number.setdefault(name, len(number)))
+        ours = name.startswith("a100-2023")
+        look = plotting.LINE["modelled"] | {"linewidth": 1.9 if ours else 1.2}
+        axis.plot(group["batch"], group["milliseconds"], color=style.color, **look)
+        name = f"{name}, slope: {context_splits()[0]}" if name == "a100-2023" else name
+        handles.append(plotting.key(name, style.color, marker=style.marker if ours else "", **look))
+    axis.set(xlabel=f"sequences ({params.context_tokens} tokens each)", ylabel="ms per iteration")
     axis.set(xlim=(0, None), ylim=(0, None))
-    axis.legend(fontsize=7, loc="upper left")
+    return handles
 
 
 def _draw_prompts(axis: Axes, rows: DataFrame) -> None:
     spread = rows.groupby("prompt_tokens")["milliseconds"].agg(["min", "max"])
-    axis.fill_between(spread.index, spread["min"], spread["max"], color="#0072B2", alpha=0.15, linewidth=0)
+    color = plotting.other(0).color
+    axis.fill_between(spread.index, spread["min"], spread["max"], color=color, alpha=0.15, linewidth=0)
     for efficiency, group in rows.groupby("efficiency"):
-        width = 1.8 if efficiency == a100_2023()["prefill_efficiency"] else 0.8
-        style = {"color": "#0072B2", "linestyle": (0, (4, 1.5)), "linewidth": width}
-        axis.plot(group["prompt_tokens"], group["milliseconds"], **style)
+        used = efficiency == a100_2023()["prefill_efficiency"]
+        look = plotting.LINE["modelled"] | {"linewidth": 1.9 if used else 0.9}
+        axis.plot(group["prompt_tokens"], group["milliseconds"], color=color, **look)
         end = group["prompt_tokens"].iloc[-1], group["milliseconds"].iloc[-1]
-        axis.annotate(f"{efficiency:g}", end, (3, 0), va="center", **_BESIDE)
-    axis.annotate("share of\n312 TFLOP/s", (1.0, 1.0), xycoords="axes fraction", fontsize=7.5, ha="right", va="top")
-    axis.set(xlabel="prompt tokens in the iteration", ylabel="ms added", ylim=(0, None), xlim=(0, 2250))
+        axis.annotate(f"{efficiency:g}" + ("\nin use" if used else ""), end, (4, 0), va="center", **_BESIDE)
+    said = "at these shares of\n312 TFLOP/s, which\nare an assumption"
+    axis.annotate(said, (0.03, 0.97), xycoords="axes fraction", va="top")
+    axis.set(xlabel="prompt tokens in the iteration", ylabel="ms added", ylim=(0, None), xlim=(0, 2600))
 
 
 def _draw_anchors(axis: Axes, rows: DataFrame) -> None:
     panels = list(dict.fromkeys(rows["panel"]))
-    looks = zip("osD", ("#0072B2", "#56B4E9", "#004466"))
-    for (split, group), (marker, color) in zip(rows.groupby("split", sort=False), looks):
-        places = [panels.index(panel) for panel in group["panel"]]
-        axis.plot(group["milliseconds"], places, marker, color=color, label=f"slope: {split}", markersize=6)
+    for number, (split, group) in enumerate(rows.groupby("split", sort=False)):
+        style, places = plotting.other(number), [panels.index(panel) for panel in group["panel"]]
+        axis.plot(group["milliseconds"], places, style.marker, color=style.color, markersize=6.5, zorder=3 - number / 9)
         if split == context_splits()[0]:
             for value, place in zip(group["milliseconds"], places):
-                axis.annotate(f"{value:+.2f}", (value, place), (0, 7), ha="center", color=color, **_BESIDE)
+                axis.annotate(f"{value:+.2f}", (value, place), (0, 6), ha="center", color=style.color, **_BESIDE)
     names = [panel.replace("opt-", "OPT-").replace("b/", "B\n") for panel in panels]
-    axis.set_yticks(range(len(panels)), names, fontsize=8)
-    axis.invert_yaxis()
-    axis.axvline(0, color="#888888", linewidth=0.8)
-    axis.set_xlabel("ms added to every iteration")
-    axis.legend(fontsize=7.5, loc="upper right")
+    names = [name.replace("sharegpt", "ShareGPT").replace("alpaca", "Alpaca") for name in names]
+    axis.set_yticks(range(len(panels)), names)
+    axis.set(ylim=(len(panels) - 0.5, -0.7), xlabel="ms added to every iteration")
+    axis.axvline(0, color=plotting.GREY, linewidth=0.8)
+    axis.margins(x=0.1)
 
 
 def judge(rows: Rows, params: Params) -> list[Judgement]:

@@ -224,18 +224,17 @@ def _counts(rows: DataFrame, absent: str) -> dict[str, Any]:
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     titles, ratios = ["Greedy against generate", "Mixed against alone"], [len(GREEDY), len(MIXED)]
     height = 0.42 * rows["greedy"]["model"].nunique() + 1.5
-    figure, axes = plotting.panels(titles, columns=2, width=5.8, height=height, width_ratios=ratios)
+    figure, axes = plotting.panels(titles, columns=2, width=6.1, height=height, width_ratios=ratios)
     for axis, table, variants in zip(axes, TABLES, (GREEDY, MIXED)):
         _draw_matrix(axis, rows[table], list(variants))
     axes[1].set_yticklabels([])
-    handles = [plotting.Patch(facecolor=color, label=text) for text, color in _COLOR.items()]
-    figure.legend(handles=handles, ncols=3, loc="outside upper center", fontsize=9)
+    plotting.place_legend(figure, [plotting.swatch(text, color) for text, color in _COLOR.items()])
     note = "Requests with the same tokens, of all; below, how often requests were preempted"
     plotting.footer(figure, rows["greedy"], note=note)
     return {"decoding_equivalence": figure}
 
 
-_COLOR = {"all equal": "#BFE3D0", f"best two logits within {GAP:g}": "#F5DFA0", "different": "#EDA29B"}
+_COLOR = {"all equal": "#DCD6EC", f"best two logits within {GAP:g}": "#F0C75E", "different": "#3A2A5E"}
 
 
 def _draw_matrix(axis: Axes, rows: DataFrame, variants: list[str]) -> None:
@@ -243,10 +242,11 @@ def _draw_matrix(axis: Axes, rows: DataFrame, variants: list[str]) -> None:
     for row in rows.itertuples():
         x, y = variants.index(row.variant), models.index(row.model)
         kind = 0 if row.equal == row.total else 1 if row.equal + row.undecided == row.total else 2
-        axis.barh(y, 0.94, 0.9, left=x, color=list(_COLOR.values())[kind])
+        color = list(_COLOR.values())[kind]
+        axis.barh(y, 0.94, 0.9, left=x, color=color)
         text = f"{row.equal}/{row.total}" + (f"\n{row.preemptions} preempted" if row.preemptions else "")
-        axis.text(x + 0.47, y, text, ha="center", va="center", fontsize=7.5)
+        axis.text(x + 0.47, y, text, ha="center", va="center", fontsize=8, color=plotting.ink(color))
     axis.set(xlim=(-0.03, len(variants)), ylim=(len(models) - 0.5, -0.5), yticks=range(len(models)), yticklabels=models)
     places = [place + 0.47 for place in range(len(variants))]
-    axis.set_xticks(places, variants, rotation=35, ha="right", rotation_mode="anchor")
+    axis.set_xticks(places, map(plotting.label, variants), rotation=35, ha="right", rotation_mode="anchor")
     plotting.bare(axis)

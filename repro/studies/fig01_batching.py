@@ -113,30 +113,42 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     shown = rows["batches"]
     shown = shown.assign(batch=shown.groupby(["system", "kv_gb", "limit"])["batch"].transform("mean"))
     grid, full = where(shown, kv_gb=params.kv_gb[0]), where(shown, limit=max(params.limits))
-    timed = grid.assign(evidence="modelled")
-    theirs = paper.figure("fig1")
-    memory = {EXISTING: theirs["memory_gb"]["existing"], "vllm": theirs["memory_gb"]["vllm"]}
-    figure, axes = plotting.panels(["Memory", "Throughput"], width=4.2, height=3.2)
+    timed = grid.assign(evidence="modelled").sort_values("system", ascending=False)  # Orca (Max) on top
+    theirs = {} if params.another_run else paper.figure("fig1")
+    drawn = theirs.get("memory_gb", {})
+    memory = {name: drawn[key] for name, key in ((EXISTING, "existing"), ("vllm", "vllm")) if key in drawn}
+    speed = {"vllm": theirs["throughput_tok_s"]} if theirs else {}
+    figure, axes = plotting.panels(["Memory", "Throughput"], width=4.1, height=3.2)
     plotting.curves(axes[0], grid, "batch", "memory_gb", paper=memory)
-    plotting.curves(axes[1], timed, "batch", "tokens_per_s", paper={"vllm": theirs["throughput_tok_s"]})
+    plotting.curves(axes[1], timed, "batch", "tokens_per_s", paper=speed)
     _mark_full(axes[0], full)
-    axes[0].axhline(40, color="#888888", linewidth=0.8)
-    axes[0].annotate("GPU: 40 GB", (0, 40), (3, 3), textcoords="offset points", fontsize=8)
+    axes[0].axhline(40, color=plotting.GREY, linewidth=0.8)
+    axes[0].annotate("the GPU's 40 GB", (0, 40), (3, 3), textcoords="offset points")
     axes[0].set(ylabel="weights and K/V (GB)", ylim=(24, 42))
+    last = where(timed, system=EXISTING).groupby("batch")["tokens_per_s"].mean()
+    at = {"xytext": (18, -6), "textcoords": "offset points", "arrowprops": {"arrowstyle": "-", "color": "#D55E00"}}
+    axes[1].annotate("Orca (Max) ends here:\nits memory is full", (last.index[-1], last.iloc[-1]), va="top", **at)
     axes[1].set(ylabel="tokens/s", ylim=(0, None))
     for axis in axes:
-        axis.set(xlabel="batched requests", xlim=(0, 43))
-    plotting.legend(figure, together(grid, timed), with_paper=True)
-    note = "Memory is replayed; time is modelled, calibrated on the right panel's points themselves"
-    plotting.footer(figure, grid, with_paper=True, note=note)
+        axis.set(xlabel="batched requests", xlim=(0, 44))
+    sizes = ", ".join(f"{gb:g}" for gb in sorted(params.kv_gb))
+    more = [plotting.cross(f"memory is full ({sizes} GB of K/V)")]
+    plotting.legend(figure, together(grid, timed), with_paper=bool(theirs), more=more)
+    note = "A number is the batch at its cross. The throughput is calibrated on the paper's points"
+    plotting.footer(figure, grid, with_paper=bool(theirs), note=note)
     return {"fig01_batching": figure}
 
 
 def _mark_full(axis: Axes, full: DataFrame) -> None:
-    for (name, _kv_gb), group in full.groupby(["system", "kv_gb"]):
-        x, y = group["batch"].mean(), group["memory_gb"].mean()
-        axis.plot(x, y, "x", color=plotting.styles([name])[name].color, markersize=8, markeredgewidth=1.6, zorder=5)
-        axis.annotate(f"{x:.1f}", (x, y), (6, -10), textcoords="offset points", fontsize=8)
+    """A cross where memory is full for each size of the K/V, with the batch that it holds; equal ones once."""
+    for name, group in full.groupby("system"):
+        color, numbered = plotting.styles([name])[name].color, ""
+        for _, one in group.groupby("kv_gb"):
+            x, y = one["batch"].mean(), one["memory_gb"].mean()
+            axis.plot(x, y, color=color, zorder=5, **plotting.CROSS)
+            if (text := f"{x:.1f}") != numbered:
+                axis.annotate(text, (x, y), (7, -10), textcoords="offset points", color=color)
+            numbered = text
 
 
 def judge(rows: Rows, params: Params) -> list[Judgement]:

@@ -160,7 +160,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
 
 def _draw_table1(table: DataFrame) -> Figure:
     figure, (axis,) = plotting.panels([""], width=7.6, height=0.6 + 0.75 * len(table))
-    colors = {"weights": "#7A8CA5", "KV cache": plotting.PIECES["token_states"][1], "others": "#D9D9D9"}
+    colors = {"weights": "#9DB0C8", "KV cache": plotting.PIECES["token_states"][1], "others": "#C9C9C9"}
     for place, row in enumerate(table.itertuples()):
         printed = paper.figure("table1")[row.deployment]
         ours = {"weights": row.weights_gb, "KV cache": row.kv_gib}
@@ -169,36 +169,35 @@ def _draw_table1(table: DataFrame) -> Figure:
             left = 0.0
             for name, gb in (parts | {"others": row.gpu_gb - sum(parts.values())}).items():
                 share = 100 * gb / row.gpu_gb
-                edge, face, width = (colors[name], "none", 1.2) if hollow else ("white", colors[name], 0.6)
-                axis.barh(y, share, 0.36, left=left, edgecolor=edge, facecolor=face, linewidth=width)
+                look = dict(plotting.PAPER_BAR, edgecolor=colors[name]) if hollow else {"facecolor": colors[name]}
+                axis.barh(y, share, 0.36, left=left, **look)
                 texts = [f"{gb:.{0 if hollow or name == 'KV cache' else 1}f} GB"]
                 if name == "KV cache":
                     slots = printed["kv_kslots"] if hollow else row.slots_of_printed_memory / 1000
                     texts = [f"{texts[0]} = {slots:.1f}K slots", f"{slots:.1f}K slots"]
-                if fitting := [text for text in texts if share > 0.9 * len(text)]:
-                    color = "#333333" if hollow or name == "others" else "white"
-                    axis.text(left + share / 2, y, fitting[0], fontsize=7.5, color=color, **_MIDDLE)
+                if name == "others":
+                    axis.text(100.8, y, texts[0], va="center", color=plotting.GREY)
+                elif fitting := [text for text in texts if share > 1.25 * len(text)]:
+                    axis.text(left + share / 2, y, fitting[0], fontsize=9, **_MIDDLE)
                 left += share
     names = [f"{name.upper()}\n{paper.figure('table1')[name]['gpus']}" for name in table["deployment"]]
-    axis.set_yticks(range(len(names)), names, fontsize=8.5)
+    axis.set_yticks(range(len(names)), names)
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
     axis.set(xlabel="share of GPU memory (%)", xlim=(0, 100))
-    axis.set_title("")
-    handles = [plotting.Patch(facecolor=color, label=name) for name, color in colors.items()]
-    handles.append(plotting.Patch(facecolor="none", edgecolor="#555555", linewidth=1.2, label="as printed"))
-    figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
-    ours = "Weights from the architecture (GB = 10^9 bytes), slots from the printed KV memory (GB read as 2^30 bytes)"
-    plotting.footer(figure, table, note=f"{ours}; hollow: Table 1's digits")
+    handles = [plotting.swatch(name, color) for name, color in colors.items()]
+    plotting.place_legend(figure, [*handles, plotting.paper_bar("Table 1 as printed")])
+    ours = "Weights from the architecture (GB: 10^9 bytes), slots from the printed KV memory (GB: 2^30 bytes)"
+    plotting.footer(figure, table, note=f"{ours}. At the right: others")
     return figure
 
 
 def _draw_chunks(chunks: DataFrame) -> Figure:
     """The pool to scale on top; below it the first slots of either chunk, one cell a slot."""
-    figure = plotting.Figure(figsize=(8.4, 3.7), layout="constrained")
+    figure = plotting.Figure(figsize=(8.4, 4.0), layout="constrained")
     axes = figure.subplots(1 + len(chunks), 1, height_ratios=[1.5, 1, 1])
     pool = int(chunks["pool_slots"].iloc[0])
-    axes[0].barh(0, pool, 0.6, color="white", edgecolor="#888888", linewidth=0.8)
+    axes[0].barh(0, pool, 0.6, color=plotting.PIECES["free"][1])
     records = chunks.astype(dict.fromkeys((*_PIECES, "start"), int)).to_dict("records")
     for axis, row, (name, *texts) in zip(axes[1:], records, REQUESTS):
         left = row["start"]
@@ -206,17 +205,21 @@ def _draw_chunks(chunks: DataFrame) -> Figure:
             axes[0].barh(0, row[piece], 0.6, left=left, color=plotting.PIECES[piece][1])
             left += row[piece]
         text = f"request {name}:\n{left - row['start']:,} slots"
-        axes[0].text((row["start"] + left) / 2, 0, text, fontsize=8.5, color="white", fontweight="bold", **_MIDDLE)
+        axes[0].text((row["start"] + left) / 2, 0, text, **_MIDDLE)
         _draw_first_slots(axis, row, name, " ".join(texts).split())
     ends = sorted((row["start"], row["start"] + sum(row[piece] for piece in _PIECES)) for row in records)
     gap = (ends[0][1] + ends[1][0]) / 2
-    axes[0].text(gap, 0, "free", fontsize=7.5, color="#555555", **_MIDDLE)
-    axes[0].set(xlim=(0, pool), ylim=(-0.4, 0.4), xlabel="slot of the pool", yticks=[])
+    axes[0].text(gap, 0, "free", **_MIDDLE)
+    first = {"arrowprops": {"arrowstyle": "-", "color": plotting.GREY}, "va": "bottom", "ha": "left"}
+    held = "{}'s {token_states} tokens and {reserved} reserved slots, enlarged below".format(
+        REQUESTS[0][0], **records[0]
+    )
+    axes[0].annotate(held, (records[0]["start"] + 5, 0.3), (60, 0.36), **first)
+    axes[0].set(xlim=(0, 1.03 * pool), ylim=(-0.4, 0.62), xlabel="slot of the pool", yticks=[])
     axes[0].grid(visible=False)
     looks = [plotting.PIECES[piece] for piece in _PIECES]
-    handles = [plotting.Patch(facecolor=color, label=text) for text, color, _ in looks]
-    handles.append(plotting.Patch(facecolor="white", edgecolor="#888888", label="external fragmentation"))
-    figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
+    handles = [plotting.swatch(text, color) for text, color, _ in looks]
+    plotting.place_legend(figure, [*handles, plotting.swatch("external fragmentation", plotting.PIECES["free"][1])])
     gap = "the width of the gap between the two chunks is ours, the paper gives none"
     plotting.footer(figure, chunks, note=f"Slots as counted by the contiguous memory manager; {gap}")
     return figure
@@ -228,7 +231,7 @@ def _draw_first_slots(axis: Axes, row: dict[str, Any], name: str, words: list[st
         piece = _PIECES[(slot >= row["token_states"]) + (slot >= row["token_states"] + row["reserved"])]
         axis.barh(0, 1, 0.8, left=slot, color=plotting.PIECES[piece][1], edgecolor="white", linewidth=1)
         word = words[slot] if slot < len(words) else "\u00b7"
-        axis.text(slot + 0.5, 0, word, fontsize=7, color="white", **_MIDDLE)
-    axis.text(shown + 0.15, 0, f"{row['internal']:,} never used", fontsize=8, va="center")
+        axis.text(slot + 0.5, 0, word, fontsize=8, **_MIDDLE)
+    axis.text(shown + 0.15, 0, f"{row['internal']:,} never used", va="center")
     axis.set(xlim=(0, shown + 2.6), ylim=(-0.5, 0.5), xticks=[], yticks=[0], yticklabels=[f"request {name}"])
     plotting.bare(axis)

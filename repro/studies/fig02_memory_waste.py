@@ -98,17 +98,22 @@ def saturated_run(
 
 @house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    with_paper = params.as_in_paper
-    title = f"{params.model}, ShareGPT, {params.usage_rate:g} req/s"
+    with_paper = not params.another_run
+    title = f"{params.model.upper()}, ShareGPT, {params.usage_rate:g} req/s"
     pieces, (axis,) = plotting.panels([title], width=7.2, height=3.6)
     plotting.memory_bars(axis, rows["pool"], paper=paper.figure("fig2") if with_paper else None)
     axis.set_ylabel("KV cache (%)")
     plotting.memory_legend(pieces, with_paper=with_paper)
-    note = "Right, hollow: the paper's bar, whose last piece is both grey pieces of ours"
+    note = "Above each bar: % without a token"
+    if len(vllm := where(rows["pool"], system="vllm")):
+        vllm = vllm.mean(numeric_only=True)
+        last = vllm["reserved"] + vllm["internal"]
+        note += f"; of vLLM's, {last:.1f} in last blocks and {vllm['free']:.1f} in free ones"
+    note += ". The paper does not divide its grey piece" if with_paper else ""
     plotting.footer(pieces, rows["pool"], with_paper=with_paper, note=note)
     rates = {"sharegpt": params.batch_rate_sharegpt, "alpaca": params.batch_rate_alpaca}
     titles = [f"{WORKLOAD_LABEL[workload]}, {rate:g} req/s" for workload, rate in rates.items()]
-    batches, axes = plotting.panels(titles, width=4.2)
+    batches, axes = plotting.panels(titles, width=3.9)
     for axis, workload in zip(axes, rates):
         theirs = PAPER_BATCHES[workload] if with_paper else None
         plotting.bars(axis, where(rows["batches"], workload=workload), "batched_requests", paper=theirs, digits=2)

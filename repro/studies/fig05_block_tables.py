@@ -200,7 +200,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     heights = [max(states[key]["sequence"].nunique() for key in line) for line in lines]
     titles = [f"{FIGURE[key[0]]}: {_STEP.get(key[1], key[1])}" if key else "" for key in places]
     ratios = [0.6 + height for height in heights]
-    figure, axes = plotting.panels(titles, columns=columns, width=3.1, height=1.75, height_ratios=ratios)
+    figure, axes = plotting.panels(titles, columns=columns, width=3.3, height=1.85, height_ratios=ratios)
     for number, (axis, key) in enumerate(zip(axes, places)):
         if key is None:
             axis.remove()
@@ -211,7 +211,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
         tables = {name: list(starmap(diagrams.Cell, table[CELL].to_numpy())) for name, table in sequences}
         diagrams.draw_tables(axis, tables, params.block_size, max(5, width), heights[line])
         in_use, copied = states[key][["blocks_in_use", "blocks_copied"]].iloc[0]
-        axis.set_xlabel(f"blocks in use: {in_use}" + (f", copied: {copied}" if copied else ""), fontsize=8.5)
+        axis.set_xlabel(f"blocks in use: {in_use}" + (f", copied: {copied}" if copied else ""))
     diagrams.legend(figure)
     note = "Read off the block manager. The prefix of Fig. 10 is itself one of its blocks' holders"
     plotting.footer(figure, rows["states"], note=note)

@@ -4,7 +4,6 @@ Every other experiment replays such traces, so this one shows what they are: the
 shares up to each length, and how the output goes with the prompt, which the paper does not print. The rows also carry
 each trace's card. Nothing is served here: no system, speed or memory is involved."""
 
-from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -22,11 +21,10 @@ TABLES = {
     "bins": ("workload", "seed", "length", "bin"),
 }
 #: The paper's word for each length and a colour that no system has.
-LENGTHS = {"prompt": ("input", "#332288"), "output": ("output", "#AA4499")}
-_GREY = "#555555"
+LENGTHS = {"prompt": ("input", "#5F7A8A"), "output": ("output", "#A0703C")}
 _HOLLOW = (
-    "Hollow: left the paper's histogram, right measured on the authors' pairs (means unknown for Alpaca; those for "
-    "ShareGPT, and both histograms, are inputs of the embedded distributions, Spearman's correlation is not)"
+    "Hollow: left the paper's histogram, right measured on the authors' pairs (not known for Alpaca). All of it went "
+    "into the embedded distributions but for Spearman's correlation"
 )
 _DRAWN = 0.995  # of the paper's requests; beyond, the histograms cannot be told from the axis
 
@@ -165,17 +163,15 @@ def _draw_histograms(rows: Rows) -> Figure:
         printed = fig11_data()[workload][length]["mean_tokens"]
         _write_in_corner(axis, f"mean {means.mean():.2f}{span}\nthe paper's {printed}")
         axis.set(xlabel=f"{LENGTHS[length][0]} length (tokens)", ylabel="requests (% a token)")
-    patch, labels = partial(plotting.Patch, alpha=0.45), "{} length of our traces"
-    handles = [patch(facecolor=color, label=labels.format(name)) for name, color in LENGTHS.values()]
-    handles.append(plotting.Line2D([], [], color="black", linewidth=0.9, label="the paper's histogram"))
-    figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=9)
+    handles = [plotting.swatch(f"{name} length of our traces", color, alpha=0.45) for name, color in LENGTHS.values()]
+    plotting.place_legend(figure, [*handles, plotting.key("the paper's histogram", "black", linewidth=0.9)])
     note = f"Outline: the paper's, drawn up to the length that {100 * _DRAWN:g} % of its requests stay below"
     plotting.footer(figure, rows["cards"], note=f"{note}. {_sources(rows)}")
     return figure
 
 
 def _write_in_corner(axis: Axes, text: str) -> None:
-    axis.text(0.97, 0.95, text, transform=axis.transAxes, ha="right", va="top", fontsize=9)
+    axis.text(0.97, 0.95, text, transform=axis.transAxes, ha="right", va="top")
 
 
 def _draw_bins(axis: Axes, ours: DataFrame, workload: str, length: str) -> None:
@@ -197,13 +193,12 @@ def _draw_dependence(rows: Rows) -> Figure:
             quantiles = cards[[f"{length}_p{100 * level:g}" for level in QUANTILES]]
             shares.plot(quantiles.mean(), 100 * np.array(QUANTILES), ".", color=color, markersize=6)
         shares.set(xscale="log", ylim=(0, 102), xlabel="length (tokens)", ylabel="requests up to it (%)")
+        plotting.log(shares, "x")
         _draw_output_by_prompt(means, ranges[ranges["requests"] > 0], cards, workload)
-    handles = [plotting.Line2D([], [], color=color, linewidth=1.6, label=name) for name, color in LENGTHS.values()]
-    handles += [
-        plotting.Line2D([], [], color=_GREY, linestyle="", marker=marker, markerfacecolor=face, label=name)
-        for marker, face, name in ((".", _GREY, "quantiles of our traces"), ("o", "none", "the paper's trace"))
-    ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
+    handles = [plotting.key(f"{name}, our traces", color, linewidth=1.6) for name, color in LENGTHS.values()]
+    handles.append(plotting.key("their quantiles", marker=".", linestyle=""))
+    handles.append(plotting.key("the paper's trace", marker="o", linestyle="", markerfacecolor="none"))
+    plotting.place_legend(figure, handles)
     plotting.footer(figure, rows["cards"], note=f"{_HOLLOW}. {_sources(rows)}")
     return figure
 
@@ -230,7 +225,7 @@ def _draw_output_by_prompt(axis: Axes, ranges: DataFrame, cards: DataFrame, work
     known = dict(fig11_data()[workload]["mean_output_by_prompt"])
     if measured := [(place, known[last]) for place, last in zip(places, map(_last_of, ours.index)) if last in known]:
         axis.plot(*zip(*measured), "o", color="black", markerfacecolor="none", markersize=8)
-    axis.set_xticks(places, ours.index, fontsize=8.5)
+    axis.set_xticks(places, ours.index)
     axis.grid(axis="x", visible=False)
     axis.set(xlabel="prompt length (tokens)", ylabel="mean output (tokens)")
     axis.set_ylim(0, 1.4 * ours["max"].max())

@@ -105,14 +105,20 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     def band(axis: Axes, panel: str) -> None:
         for name in params.systems:
             here, color = spread.loc[panel, name].sort_index(), looks[name].color
-            axis.fill_between(here.index, here["min"], here["max"], color=color, alpha=0.10, linewidth=0)
+            look = {"facecolor": "none", "edgecolor": color, "linewidth": 0, "hatch": "/////", "alpha": 0.5}
+            axis.fill_between(here.index, here["min"], here["max"], **look)
 
-    note = "Pale: the other ways to split Fig. 1's slope. Calibrated on vLLM's lowest rate in each panel"
-    main = where(latency, assumption=MAIN)
-    figures = {"fig12_basic_sampling": sweep.draw_panels(main, "fig12", params.panels, len(params.models), note, band)}
-    if params.crossings:
-        note, read = "Hollow: read off our curve on the paper's grid of rates", grid_readings(latency)
-        figures["fig12_crossings"] = sweep.draw(rows["crossing"], "fig12", params.panels, 15, 0.15, note, read)
+    note = "One latency a panel is calibrated: vLLM's at its lowest rate. Dotted line: the 0.5 s/token of the crossings"
+    main, with_paper = where(latency, assumption=MAIN), not params.another_run
+    more = [
+        plotting.swatch("other readings of Fig. 1's slope", "none", edgecolor=plotting.GREY, linewidth=0, hatch="/////")
+    ]
+    curves = sweep.draw_panels(main, "fig12", params.panels, len(params.models), note, with_paper, band, more)
+    figures = {"fig12_basic_sampling": curves}
+    if params.crossings and with_paper:
+        read, crosses = grid_readings(latency), "our curve read on the paper's grid of rates"
+        found = rows["crossing"]
+        figures["fig12_crossings"] = sweep.draw(found, "fig12", params.panels, 15, 0.15, "", crosses, read)
     return figures
 
 

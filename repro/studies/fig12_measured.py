@@ -23,7 +23,6 @@ TABLES |= {"replayed": _RUN}
 KINDS = ("saturated", "latency", "generate")
 METRICS = (*INTERVAL, "finished_rate", "mean_batch", "latency_s_per_token", "preemptions", *PIECES)
 COLUMNS = ("system", "workload", "n", "rate", "multiple", "mark", *METRICS, "model", "kv_slots", *ABOUT)
-MARKS = {"overloaded": "↑"}
 
 Params = Measured
 
@@ -78,12 +77,16 @@ def paper_ratios(workload: str) -> dict[str, float]:
 @house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     clocked = rows["saturated"][rows["saturated"]["n"] == 1]
-    throughput, axes = plotting.panels(list(WORKLOAD_LABEL.values()), width=5.0, height=3.4)
+    throughput, axes = plotting.panels(list(WORKLOAD_LABEL.values()), width=4.9, height=3.3)
     for axis, workload in zip(axes, WORKLOAD_LABEL):
         _draw_throughput(axis, rows, workload)
     axes[0].set_ylabel("useful output tokens/s")
-    setting = "{model}, {kv_slots:,.0f} slots".format_map(rows["saturated"].iloc[0])
-    plotting.footer(throughput, clocked, note=f"{setting}; vLLM's multiple under each name: here (the paper)")
+    first = rows["saturated"].iloc[0]
+    note = (
+        f"{first['model'].upper()}, {first['kv_slots']:,.0f} slots. ×: how many times as much vLLM delivers; paper: "
+        "its rates at 0.5 s/token. Whiskers and ±: 95 % interval from five parts of the run"
+    )
+    plotting.footer(throughput, clocked, note=note)
     figures = {"fig12_measured": throughput, "fig12_measured_memory": _draw_memory(rows, clocked)}
     if len(rows["latency"]):
         figures["fig12_measured_latency"] = _draw_latency(rows)
@@ -91,42 +94,45 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
 
 
 def _draw_throughput(axis: Axes, rows: Rows, workload: str) -> None:
-    chosen, names = basic(rows, workload), []
-    looks, ours, theirs = plotting.styles(SYSTEMS), ratios(rows, workload), paper_ratios(workload)
+    chosen, looks = basic(rows, workload), plotting.styles(SYSTEMS)
+    ours, theirs = ratios(rows, workload), paper_ratios(workload)
     for place, name in enumerate(SYSTEMS):
         found = chosen[chosen["system"] == name]
-        lines = [*plotting.label(name).replace(" (", "\n(").split("\n"), ""][:2]
-        lines += ["×{:.2f}\n± {:.2f}".format(*ours[name])] if name in ours else [""]
-        names.append("\n".join([*lines, f"(×{theirs[name]:.2f})" if name in theirs else ""]))
         if found.empty:
-            axis.text(place, 0, "not\nmeasured", ha="center", va="bottom", fontsize=8, color=shared.GREY)
+            axis.text(place, 0, "not\nmeasured", ha="center", va="bottom", color=plotting.GREY)
             continue
         mean = shared.throughput_bar(axis, found, place, 0.62, color=looks[name].color)
-        marks = sorted(set(found["mark"].dropna()) - {"steady"})
-        text = "\n".join([*marks, f"{mean:,.0f}"])
-        shared.above(axis, text, place, found["tokens_per_s_high"].max(), 3, fontsize=8.5)
-    axis.set_xticks(range(len(names)), names, fontsize=8.5)
+        lines = [*sorted(set(found["mark"].dropna()) - {"steady"}), f"{mean:,.0f}"]
+        for said, values in (("×{:.{digits}f} ± {:.{digits}f}", ours.get(name)), ("paper ×{:.2f}", theirs.get(name))):
+            if values:
+                values = values if isinstance(values, tuple) else (values,)
+                lines.append(said.format(*values, digits=1 if values[0] >= 10 else 2))
+        at = place, found["tokens_per_s_high"].max()
+        axis.annotate("\n".join(lines), at, (0, 3), textcoords="offset points", ha="center", fontsize=9)
+    plotting.name_systems(axis, SYSTEMS)
+    axis.margins(y=0.1)
     axis.yaxis.set_major_formatter("{x:,.0f}")
-    axis.grid(axis="x", visible=False)
 
 
 def _draw_memory(rows: Rows, clocked: DataFrame) -> Figure:
     titles = [f"{label}: {what}" for what in ("the K/V pool", "batched requests") for label in WORKLOAD_LABEL.values()]
-    figure, axes = plotting.panels(titles, columns=2, width=5.0, height=3.0)
+    figure, axes = plotting.panels(titles, columns=2, width=4.7, height=3.0)
     for index, workload in enumerate(WORKLOAD_LABEL):
         real, replay = (found[found["workload"] == workload] for found in (clocked, rows["replayed"]))
         shares, again = (found.assign(**{piece: 100 * found[piece] for piece in PIECES}) for found in (real, replay))
         plotting.memory_bars(axes[index], shares, beside=again.set_index("system")[list(PIECES)].to_dict("index"))
         axes[index].set_ylabel("% of the K/V pool")
-        plotting.bars(axes[index + 2], real, "mean_batch", paper=dict(zip(replay["system"], replay["mean_batch"])))
+        plotting.bars(axes[index + 2], real, "mean_batch", beside=dict(zip(replay["system"], replay["mean_batch"])))
         axes[index + 2].set_ylabel("mean batch")
-    plotting.memory_legend(figure)
-    plotting.footer(figure, shared.together(clocked, rows["replayed"]), note="Hollow: the replay")
+    pale = f"pale, to the right of {clocked['evidence'].iloc[0]}: replayed"
+    plotting.memory_legend(figure, more=[plotting.swatch(pale, alpha=0.45)])
+    note = "Above each bar of the pool: % without a token"
+    plotting.footer(figure, shared.together(clocked, rows["replayed"]), note=note)
     return figure
 
 
 def _draw_latency(rows: Rows) -> Figure:
-    figure, axes = plotting.panels(list(WORKLOAD_LABEL.values()), width=5.0, height=3.2)
+    figure, axes = plotting.panels(list(WORKLOAD_LABEL.values()), width=4.7, height=3.2)
     latency = rows["latency"]
     for axis, workload in zip(axes, WORKLOAD_LABEL):
         chosen, saturated = latency[latency["workload"] == workload], basic(rows, workload)
@@ -139,14 +145,18 @@ def _draw_latency(rows: Rows) -> Figure:
         curves = {name: paper.points("fig12", panel, name) for name in SYSTEMS if name in drawn}
         theirs = {name: [(rate / edge, value) for rate, value in curve] for name, curve in curves.items()}
         chosen = chosen.assign(relative=chosen["rate"] / sustained)
-        for _, row in chosen[chosen["mark"] != "steady"].dropna(subset=["latency_s_per_token"]).iterrows():
-            mark = MARKS.get(row["mark"], "?")
-            shared.above(axis, mark, row["relative"], row["latency_s_per_token"], 4, fontsize=10)
         plotting.curves(axis, chosen, "relative", "latency_s_per_token", paper=theirs)
-        axis.set(xlabel="request rate / what vLLM sustains", ylabel="normalized latency (s/token)")
-        axis.set(yscale="log", xlim=(0, 1.3))
+        for _, row in chosen[chosen["mark"] != "steady"].dropna(subset=["latency_s_per_token"]).iterrows():
+            at = row["relative"], row["latency_s_per_token"]
+            if row["mark"] == "overloaded":
+                arrow = {"arrowstyle": "->", "color": "black", "linewidth": 1.3, "shrinkA": 4, "shrinkB": 0}
+                axis.annotate("", (at[0], 1.5 * at[1]), at, arrowprops=arrow, zorder=6)
+            else:
+                axis.annotate("?", at, (7, -4), textcoords="offset points", fontweight="bold", zorder=6)
+        axis.set(xlabel="request rate / what vLLM sustains", ylabel="latency (s/token)", yscale="log", xlim=(0, 1.06))
+        plotting.log(axis)
     plotting.legend(figure, latency, with_paper=True)
-    note = "↑ overloaded, a lower bound; ? too short, or the host was the limit"
+    note = "Arrow: overloaded, a lower bound. ?: the run was too short, or the host was the limit"
     plotting.footer(figure, latency, with_paper=True, note=note)
     return figure
 

@@ -15,7 +15,6 @@ from repro.studies.measured import INTERVAL, Measured
 
 TABLES = {"sharing": ("method", "n", "system"), "prefix": ("prefix_tokens", "system")}
 BASIC = 1  # one sequence a request: Alpaca's saturated runs of fig12_measured
-LOOKS = {"parallel": ("#0072B2", "o", "parallel sampling"), "beam": ("#D55E00", "s", "beam search")}
 SPEED = (*INTERVAL, "mean_batch", "saving", "host_share", "mark", "preemptions")
 COLUMNS = ("system", "n", "prefix_tokens", *SPEED, "model", "kv_slots", *ABOUT)
 
@@ -62,8 +61,8 @@ def paper_prefix_gain(prefix: int) -> float:
 @house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     sharing, looks = rows["sharing"], plotting.styles(SYSTEMS)
-    titles = [*(LOOKS[method][2].capitalize() for method in METHODS), "vLLM over Orca (Oracle)"]
-    throughput, axes = plotting.panels(titles, width=3.9, height=3.1)
+    titles = [*(METHODS[method] for method in METHODS), "vLLM over Orca (Oracle)"]
+    throughput, axes = plotting.panels(titles, width=3.6, height=3.1)
     for axis, method in zip(axes, METHODS):
         chosen = sharing[sharing["method"] == method]
         for _, row in chosen.iterrows():
@@ -71,51 +70,60 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
         plotting.curves(axis, chosen, "n", "tokens_per_s")
         axis.set(xlabel="sequences a request", ylim=(0, None))
         shared.label_rates(axis)
-    _draw_gains(axes[2], sharing)
+    more = _draw_gains(axes[2], sharing)
     for axis in axes:
         axis.set_xticks([BASIC, *WIDTHS])
-    plotting.legend(throughput, sharing)
+    plotting.legend(throughput, sharing, with_paper=True, more=more)
     steady = shared.steadiness(sharing, "{system} {method} {n:.0f}: {mark}")
-    plotting.footer(throughput, sharing, note=f"Hollow: the paper's ratio of rates at 0.5 s/token. {steady}")
+    note = "Hollow: the paper's ratio of rates at 0.5 s/token. Whiskers: 95 % interval from five parts of the run"
+    plotting.footer(throughput, sharing, note=f"{note}. {steady}")
     titles = ["Blocks saved by sharing", "A shared prefix: throughput"]
-    saving, axes = plotting.panels(titles, width=5.4, height=3.1)
-    _draw_saving(axes[0], sharing[(sharing["system"] == "vllm") & (sharing["n"] > BASIC)])
-    _draw_prefix(axes[1], rows["prefix"])
+    saving, axes = plotting.panels(titles, width=5.0, height=3.1)
+    handles = _draw_saving(axes[0], sharing[(sharing["system"] == "vllm") & (sharing["n"] > BASIC)])
+    handles += _draw_prefix(axes[1], rows["prefix"])
+    plotting.place_legend(saving, handles)
     everything = shared.together(sharing, rows["prefix"])
-    plotting.footer(saving, everything, note="Hollow: Fig. 15; in brackets: Fig. 16")
+    note = "Right: vLLM's multiple of Orca (Oracle), and Fig. 16's ratio of rates. Whiskers and ±: 95 % interval"
+    plotting.footer(saving, everything, note=note)
     return {"fig14_measured": throughput, "fig15_measured": saving}
 
 
-def _draw_gains(axis: Axes, rows: DataFrame) -> None:
-    for shift, method in zip((-0.05, 0.05), METHODS):  # or the whiskers of one hide those of the other
-        color, marker, label = LOOKS[method]
-        look = dict(color=color, marker=marker)
+def _draw_gains(axis: Axes, rows: DataFrame) -> list[Any]:
+    """Returns the legend's entries for the ways to decode."""
+    handles, evidence = [], rows["evidence"].iloc[0]
+    for shift, method in zip((-0.06, 0.06), METHODS):  # or the whiskers of one hide those of the other
+        look = dict(color=plotting.WAYS[method].color, marker=plotting.WAYS[method].marker)
         ours, theirs = gains(rows, method), paper_gains(method)
         ratios, off = ([found[part] for found in ours.values()] for part in (0, 1))
-        axis.errorbar([n + shift for n in ours], ratios, off, capsize=2.5, label=label, **look)
-        axis.plot(list(theirs), list(theirs.values()), **look, **shared.HOLLOW | {"markersize": 8})
-    axis.set(xlabel="sequences a request", ylabel="times Orca (Oracle)", ylim=(1, None))
-    axis.legend(fontsize=8.5)
+        axis.errorbar(
+            [n + shift for n in ours], ratios, off, capsize=2.5, elinewidth=1, **look, **plotting.LINE[evidence]
+        )
+        axis.plot(list(theirs), list(theirs.values()), **look, **plotting.PAPER)
+        handles.append(plotting.key(f"right: {METHODS[method].lower()}", **look, **plotting.LINE[evidence]))
+    axis.axhline(1, color=plotting.GREY, linewidth=0.8)
+    axis.annotate("equal", (WIDTHS[-1], 1), (0, -3), textcoords="offset points", ha="right", va="top")
+    axis.set(xlabel="sequences a request", ylabel="ratio of throughputs", ylim=(0, None))
+    return handles
 
 
-def _draw_saving(axis: Axes, rows: DataFrame) -> None:
-    names = {}
+def _draw_saving(axis: Axes, rows: DataFrame) -> list[Any]:
+    """Returns the legend's entries for the ways to decode and the paper's bars."""
+    names, handles = {}, []
     for place, method in enumerate(METHODS):
-        color = LOOKS[method][0]
+        color = plotting.WAYS[method].color
         for index, (n, group) in enumerate(rows[rows["method"] == method].groupby("n")):
-            x, value, drawn = 3.6 * place + index, 100 * group["saving"].mean(), PAPER[method, "alpaca"].get(int(n))
-            axis.bar(x - 0.2, value, 0.38, color=color, edgecolor="black", linewidth=0.8)
-            shared.above(axis, f"{value:.1f}", x - 0.2, value, fontsize=7.5)
-            if drawn is not None:
-                axis.bar(x + 0.2, drawn, 0.38, facecolor="none", edgecolor=color, linewidth=1.3)
-                shared.above(axis, f"{drawn:.1f}", x + 0.2, drawn, fontsize=7.5, color="#666666")
-            names[x] = f"{method}\n{n:.0f}"
-    axis.set_xticks(list(names), list(names.values()), fontsize=8.5)
-    axis.set_ylabel("% of blocks")
+            x, drawn = 3.6 * place + index, PAPER[method, "alpaca"].get(int(n))
+            plotting.pair(axis, x, 100 * group["saving"], group["evidence"].iloc[0], color, drawn)
+            names[x] = f"{n:.0f}"
+        handles.append(plotting.swatch(METHODS[method], color))
+    axis.set_xticks(list(names), list(names.values()))
+    axis.set(xlabel="sequences a request", ylabel="% of blocks")
     axis.grid(axis="x", visible=False)
+    return [*handles, plotting.paper_bar()]
 
 
-def _draw_prefix(axis: Axes, rows: DataFrame) -> None:
+def _draw_prefix(axis: Axes, rows: DataFrame) -> list[Any]:
+    """Returns the legend's entries for the systems."""
     looks, prefixes = plotting.styles(SYSTEMS), sorted(rows["prefix_tokens"].unique())
     shared.label_rates(axis)
     axis.grid(axis="x", visible=False)
@@ -124,15 +132,13 @@ def _draw_prefix(axis: Axes, rows: DataFrame) -> None:
     for place, prefix in enumerate(prefixes):
         here = rows[rows["prefix_tokens"] == prefix]
         for index, (system, group) in enumerate(here.groupby("system", sort=False)):
-            look = dict(color=looks[system].color, label=plotting.label(system) if place == 0 else None)
-            shared.throughput_bar(axis, group, place + 0.4 * index - 0.2, 0.38, **look)
+            shared.throughput_bar(axis, group, place + 0.4 * index - 0.2, 0.38, color=looks[system].color)
         if found := shared.multiple_of(here, "orca-oracle"):
-            text = f"×{found[0]:.2f} ± {found[1]:.2f} (×{paper_prefix_gain(int(prefix)):.2f})"
-            shared.above(axis, text, place, here["tokens_per_s_high"].max(), 5, fontsize=9)
-    axis.margins(y=0.18)
-    axis.set_xticks(range(len(prefixes)), [f"{prefix:.0f} tokens" for prefix in prefixes])
-    if prefixes:
-        axis.legend(fontsize=8.5)
+            text = f"×{found[0]:.2f} ± {found[1]:.2f}\npaper ×{paper_prefix_gain(int(prefix)):.2f}"
+            at = place + 0.2, here["tokens_per_s_high"].max()
+            axis.annotate(text, at, ha="center", va="top", fontsize=9)
+    axis.set_xticks(range(len(prefixes)), [f"prefix of {prefix:.0f} tokens" for prefix in prefixes])
+    return [plotting.swatch(plotting.label(system), looks[system].color) for system in dict.fromkeys(rows["system"])]
 
 
 def judge(rows: Rows, params: Params) -> list[Judgement]:

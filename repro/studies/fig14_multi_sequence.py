@@ -112,12 +112,13 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
         "Calibrated: the host's cost of a request, on vLLM's crossing with 6 parallel samples; that of a beam step, on "
         "vLLM's with 6 beams"
     )
-    curves = sweep.draw_panels(rows["latency"], "fig14", params.panels, len(params.widths), note)
+    with_paper, found = not params.another_run, rows["crossing"]
+    curves = sweep.draw_panels(rows["latency"], "fig14", params.panels, len(params.widths), note, with_paper)
     figures = {"fig14_multi_sequence": curves}
-    if params.crossings and not paper.figure("fig14").keys().isdisjoint(params.panels):
-        note = "Hollow: copying beams takes no time" if "beam" in params.methods else ""
-        found, titles = rows["crossing"], params.panels
-        figures["fig14_crossings"] = sweep.draw(found, "fig14", titles, 20, 0.17, note, calibrated=CALIBRATED)
+    if params.crossings and with_paper and not paper.figure("fig14").keys().isdisjoint(params.panels):
+        crosses = "if copying beams took no time" if "beam" in params.methods else ""
+        look = {"crosses": crosses, "calibrated": CALIBRATED}
+        figures["fig14_crossings"] = sweep.draw(found, "fig14", params.panels, 20, 0.17, note, **look)
     return figures
 
 

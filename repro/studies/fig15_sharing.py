@@ -163,38 +163,41 @@ def recorded(rows: DataFrame) -> DataFrame:
 
 @house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    found = rows["saving"]
+    found, with_paper = rows["saving"], not params.another_run
     shown = [(method, workload) for method in params.methods for workload in params.workloads]
     titles = [f"{METHODS[method]}, {WORKLOAD_LABEL[workload]}" for method, workload in shown]
-    figure, axes = plotting.panels(titles, columns=len(params.workloads), width=4.2)
+    figure, axes = plotting.panels(titles, columns=len(params.workloads), width=4.0)
     for axis, (method, workload) in zip(axes, shown):
-        _draw_panel(axis, found[(found["method"] == method) & (found["workload"] == workload)], method, workload)
-    dots = ". Dots: made-up shares of beams replaced at each step" if "beam" in params.methods else ""
-    note = f"Cross: prompt and output lengths independent{dots}"
-    plotting.footer(figure, recorded(found), with_paper=True, note=note)
+        here = found[(found["method"] == method) & (found["workload"] == workload)]
+        _draw_panel(axis, here, method, PAPER[method, workload] if with_paper else {})
+    handles = [plotting.swatch(METHODS[method], plotting.WAYS[method].color) for method in params.methods]
+    handles += [plotting.paper_bar()] * with_paper
+    handles.append(plotting.cross("if prompts and outputs were independent"))
+    shares = sorted(found["turnover"].dropna().unique())
+    handles += [plotting.key(f"made-up beams, {share:g} replaced", **look) for share, look in zip(shares, MADE_UP)]
+    plotting.place_legend(figure, handles)
+    note = "Made-up: so many of the beams replaced at each step"
+    plotting.footer(figure, recorded(found), with_paper=with_paper, note=note if shares else "")
     return {"fig15_sharing": figure}
 
 
-def _draw_panel(axis: Axes, rows: DataFrame, method: str, workload: str) -> None:
-    color, widths, printed = plotting.STYLE["vllm"].color, list(dict.fromkeys(rows["width"])), PAPER[method, workload]
-    above = {"xytext": (0, 3), "textcoords": "offset points", "ha": "center", "fontsize": 8}
-    # One bar a width; `plotting.bars` has one a system.
+#: how the made-up beams are drawn, from the smallest share that is replaced
+MADE_UP = [{"marker": marker, "linestyle": "", "color": "black", "markersize": 4.5} for marker in "v_^"]
+
+
+def _draw_panel(axis: Axes, rows: DataFrame, method: str, printed: dict[int, float]) -> None:
+    color, widths = plotting.WAYS[method].color, list(dict.fromkeys(rows["width"]))
     for place, width in enumerate(widths):
         here = rows[rows["width"] == width]
-        values, left, right = recorded(here)["saving"], place - 0.2, place + 0.2
-        mean = values.mean()
-        axis.bar(left, mean, 0.38, color=color, alpha=0.75)
-        plotting.whisker(axis, left, values)
-        axis.annotate(f"{mean:.1f}", (left, values.max()), **above)
-        if width in printed:
-            axis.bar(right, printed[width], 0.38, facecolor="none", edgecolor=color, linewidth=1.3)
-            axis.annotate(f"{printed[width]:g}", (right, printed[width]), color="#555555", **above)
+        ours = recorded(here)["saving"]
+        plotting.pair(axis, place, ours, "replayed", color, printed.get(width))
+        if printed and width not in printed:
+            text = {"ha": "center", "va": "bottom", "color": plotting.GREY}
+            axis.annotate("not\nstated", (place + 0.2, 0), (0, 3), textcoords="offset points", **text)
         other, made_up = here[here["dependence"] == INDEPENDENT]["saving"], here[here["turnover"].notna()]
-        axis.plot([place - 0.06] * len(other), other, "x", color="black", markersize=5)
-        axis.plot([place - 0.34] * len(made_up), made_up["saving"], ".", color="black", markersize=4)
-        beside = {"xytext": (-3, 0), "textcoords": "offset points", "ha": "right", "va": "center", "fontsize": 6.5}
-        for share, value in zip(made_up["turnover"], made_up["saving"]):
-            axis.annotate(f"{share:g}", (place - 0.34, value), **beside)
+        axis.plot([place - 0.32] * len(other), other, color="black", **plotting.CROSS)
+        for look, (_, beams) in zip(MADE_UP, made_up.sort_values("turnover").groupby("turnover")):
+            axis.plot([place - 0.45] * len(beams), beams["saving"], **look)
     axis.set_xticks(range(len(widths)), list(map(str, widths)))
     axis.grid(axis="x", visible=False)
     counted = {"parallel": "samples a request", "beam": "beam width"}

@@ -110,17 +110,19 @@ def shared_prompt(users: int, prompt_tokens: int) -> dict[str, Any]:
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     latency = rows["latency"]
     titles = [f"LLaMA-13B, {prefix} shared tokens" for prefix in params.prefixes]
-    titles += ["vLLM's rate over Orca (Oracle)'s"] * params.crossings
-    figure, axes = plotting.panels(titles, width=3.9, height=3.2)
+    titles += ["vLLM over Orca (Oracle)"] * params.crossings
+    figure, axes = plotting.panels(titles, width=3.6, height=3.1)
+    with_paper, more = not params.another_run, plotting.seeds_band(latency)
     for axis, prefix in zip(axes, params.prefixes):
         theirs = sweep.drawn("fig16", PANELS.get(prefix, ""), SYSTEMS)
-        sweep.draw_curves(axis, where(latency, prefix_tokens=prefix), theirs)
+        sweep.draw_curves(axis, where(latency, prefix_tokens=prefix), theirs if with_paper else {})
     if params.crossings:
-        _draw_ratios(axes[-1], ratios(rows["crossing"], params.sensitivity_seconds))
-    plotting.legend(figure, latency, with_paper=True)
+        more += _draw_ratios(axes[-1], ratios(rows["crossing"], params.sensitivity_seconds), with_paper)
+    plotting.legend(figure, latency, with_paper=with_paper, more=more)
     means = f"sentences of {MEAN_TOKENS[0]:g} and {MEAN_TOKENS[1]:g} tokens on average"
     sentences = means if params.sentences is None else f"sentences: {params.sentences}"
-    plotting.footer(figure, latency, with_paper=True, note=f"Calibrated on {ANCHOR} of Fig. 12; {sentences}")
+    note = f"Dotted line: 0.5 s/token. Calibrated on Fig. 12's {ANCHOR}; {sentences}"
+    plotting.footer(figure, latency, with_paper=with_paper, note=note)
     return {"fig16_shared_prefix": figure}
 
 
@@ -132,20 +134,24 @@ def ratios(crossing: DataFrame, duration_s: float) -> DataFrame:
     return (rates["vllm"] / rates["orca-oracle"]).unstack()
 
 
-def _draw_ratios(axis: Axes, found: DataFrame) -> None:
+def _draw_ratios(axis: Axes, found: DataFrame, with_paper: bool) -> list[Any]:
+    """Returns the legend's entries for the prefixes."""
     found = found.groupby(level="assumption", sort=False).mean()
-    places = range(len(found))
-    for (prefix, values), marker in zip(found.items(), "osDv^"):
-        axis.plot(values, places, marker, color="#0072B2", markersize=6, label=f"{prefix:g} tokens")
-        if prefix in PANELS:
+    places, handles = range(len(found)), []
+    for number, (prefix, values) in enumerate(found.items()):
+        style = plotting.other(number)
+        look = {"color": style.color, "marker": style.marker, "linestyle": "", "markersize": 6.5}
+        axis.plot(values, places, **look)
+        handles.append(plotting.key(f"right: {prefix:g} tokens", **look))
+        if prefix in PANELS and with_paper:
             theirs = paper.crossings("fig16", sweep.LEVEL)[PANELS[prefix]]
             ratio = theirs["vllm"] / theirs["orca-oracle"]
-            axis.axvspan(0.85 * ratio, 1.15 * ratio, color="#EEEEEE", zorder=0)
-            axis.plot([ratio], [0], marker, color="#0072B2", markerfacecolor="none", markersize=9)
-    axis.set_yticks(places, list(found.index), fontsize=8)
-    axis.invert_yaxis()
-    axis.set(xlabel="ratio of the rates at 0.5 s/token", xlim=(1, None))
-    axis.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.4, 0))
+            plotting.band(axis, 0.85 * ratio, 1.15 * ratio, "", side="x")
+            axis.annotate("paper\n±15 %", (ratio, -0.55), ha="center", va="bottom", color=plotting.GREY, fontsize=8.5)
+            axis.plot([ratio], [0], **look | {"markerfacecolor": "none", "markersize": 10})
+    axis.set_yticks(places, list(found.index))
+    axis.set(ylim=(len(found) - 0.5, -1.7), xlabel="ratio of the rates at 0.5 s/token", xlim=(1, None))
+    return handles
 
 
 def judge(rows: Rows, params: Params) -> list[Judgement]:

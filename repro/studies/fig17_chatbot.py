@@ -95,54 +95,59 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     latency, found = rows["latency"], rows["crossing"]
     titles = ["OPT-13B, chatbot", sweep.TITLE, "vLLM's rate over the Orcas'"]
     drawn = sweep.drawn("fig17", PANEL, params.systems)
-    figure, axes = plotting.panels(titles if params.crossings else titles[:1], width=3.9, height=3.2)
-    sweep.draw_curves(axes[0], latency, drawn)
+    figure, axes = plotting.panels(titles if params.crossings else titles[:1], width=3.6, height=3.1)
+    with_paper = not params.another_run
+    sweep.draw_curves(axes[0], latency, drawn if with_paper else {})
     if params.crossings:
-        _draw_shares(axes[1], found[found["assumption"] == DRAWN], drawn)
-        _draw_ratios(axes[2], found[found["conversations"] == STATED])
-    plotting.legend(figure, latency, with_paper=True)
+        _draw_shares(axes[1], found[found["assumption"] == DRAWN], drawn if with_paper else {})
+        _draw_ratios(axes[2], found[found["conversations"] == STATED], with_paper)
+    plotting.legend(figure, latency, with_paper=with_paper, more=plotting.seeds_band(latency))
     full = f"{latency['full_prompts'].mean():.0%} of the curves' prompts are full"
-    plotting.footer(figure, latency, with_paper=True, note=f"Calibrated on {ANCHOR} of Fig. 12; {full}")
+    note = f"Dotted line, left: 0.5 s/token. Calibrated on Fig. 12's {ANCHOR}; {full}"
+    plotting.footer(figure, latency, with_paper=with_paper, note=note)
     return {"fig17_chatbot": figure}
+
+
+#: where the name of a kind of conversation stands, beside its point on vLLM's curve (points): right of it, if not below
+_BELOW = {"xytext": (0, -15), "ha": "center"}
 
 
 def _draw_shares(axis: Axes, found: DataFrame, drawn: Any) -> None:
     for name, style in plotting.styles(found["system"]).items():
         means = found[found["system"] == name].groupby("conversations")[["full_prompts", "crossing_rate"]].mean()
         means = means.sort_values("full_prompts")
-        dashed = {"color": style.color, "linestyle": (0, (4, 1.5)), "linewidth": 1.2}
-        axis.plot(100 * means["full_prompts"], means["crossing_rate"], **dashed)
-        for conversations, (share, rate) in means.iterrows():
-            stated = conversations == STATED
-            rim, size = ("black", 8) if stated else (style.color, 5)
-            axis.plot(100 * share, rate, style.marker, color=style.color, markersize=size, markeredgecolor=rim)
-            if name == "vllm":
-                offset, side = ((-4, -14), "right") if stated else ((2, 5), "left")
-                look = {"textcoords": "offset points", "ha": side, "fontsize": 7.5}
-                axis.annotate(conversations, (100 * share, rate), offset, **look)
+        shares, rates = 100 * means["full_prompts"], means["crossing_rate"]
+        axis.plot(shares, rates, color=style.color, marker=style.marker, **plotting.LINE["modelled"])
+        axis.plot(shares[STATED], rates[STATED], style.marker, color=style.color, markersize=9)
+        for conversations in means.index if name == "vllm" else ():
+            look = _BELOW if conversations in (STATED, "one endless") else {"xytext": (7, 2), "ha": "left"}
+            at = shares[conversations], rates[conversations]
+            axis.annotate(conversations, at, textcoords="offset points", fontsize=8.5, **look)
         if name in drawn:
             theirs = paper.crossings("fig17", sweep.LEVEL)[PANEL][name]
-            axis.axhline(theirs, color=style.color, linestyle=(0, (1, 1.6)), linewidth=1)
+            axis.plot([8, 22], [theirs] * 2, color=style.color, linestyle=plotting.PAPER["linestyle"], linewidth=1.6)
+    if drawn:
+        lowest = min(paper.crossings("fig17", sweep.LEVEL)[PANEL].values())
+        axis.annotate("the paper's\n(share unknown)", (8, lowest), (0, -4), textcoords="offset points", va="top")
     axis.set_xticks(range(20, 101, 20))
-    limits = {"ylim": (0, 1.08 * found["crossing_rate"].max()), "xlim": (10, 125)}
+    limits = {"ylim": (0, 1.08 * found["crossing_rate"].max()), "xlim": (6, 112)}
     axis.set(xlabel="prompts of all 1024 tokens (%)", ylabel="request rate (req/s)", **limits)
 
 
-def _draw_ratios(axis: Axes, found: DataFrame) -> None:
+def _draw_ratios(axis: Axes, found: DataFrame, with_paper: bool) -> None:
     looks = plotting.styles(name for name in found["system"] if name != "vllm")
-    theirs = paper.crossings("fig17", sweep.LEVEL)[PANEL]
+    theirs = paper.crossings("fig17", sweep.LEVEL)[PANEL] if with_paper else {}
     for place, assumption in enumerate(ASSUMPTIONS):
         ours = found[found["assumption"] == assumption].groupby("system")["crossing_rate"].mean()
         for index, (name, style) in enumerate(looks.items()):
-            y, look = place + (index - (len(looks) - 1) / 2) * 0.2, {"color": style.color, "markersize": 6}
-            axis.plot(ours["vllm"] / ours[name], y, style.marker, **look)
+            y, look = place + (index - (len(looks) - 1) / 2) * 0.22, {"color": style.color, "marker": style.marker}
+            axis.plot(ours["vllm"] / ours[name], y, **look, markersize=6)
             if name in theirs:
-                axis.plot(theirs["vllm"] / theirs[name], y, style.marker, markerfacecolor="none", **look)
-    axis.axvline(2, color="#888888", linewidth=0.8)
-    axis.annotate("the text: 2", (2, 0.4), (-3, 0), textcoords="offset points", ha="right", fontsize=8)
-    axis.set_yticks(range(len(ASSUMPTIONS)), list(ASSUMPTIONS), fontsize=8)
-    axis.invert_yaxis()
-    axis.set(xlabel="vLLM over Orca at 0.5 s/token", xlim=(1, 2.2))
+                axis.plot(theirs["vllm"] / theirs[name], y, **look, **plotting.PAPER)
+    axis.axvline(2, color=plotting.GREY, linewidth=0.8)
+    axis.annotate("the text: 2", (2, -0.5), (-3, 0), textcoords="offset points", ha="right", va="top")
+    axis.set_yticks(range(len(ASSUMPTIONS)), list(ASSUMPTIONS))
+    axis.set(ylim=(len(ASSUMPTIONS) - 0.5, -0.6), xlabel="vLLM over Orca at 0.5 s/token", xlim=(1, 2.2))
 
 
 def judge(rows: Rows, params: Params) -> list[Judgement]:

@@ -3,7 +3,6 @@
 The study knows no kernel: it reads experiments/recorded, whose rows `python -m repro bench kernels` makes."""
 
 import json
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +24,7 @@ from repro.studies.base import (
 )
 from repro.studies.common import about
 from repro.studies.fig18b_block_size import REFERENCE
-from repro.studies.measured import GREY, HOLLOW, Gpu, kernel_rows, powers_of_two
+from repro.studies.measured import Gpu, kernel_rows
 
 _SHAPE = ("heads", "dtype", "batch", "context", "block_size", "kernel", "launch")
 #: a table for each of the recorded benchmarks, by its name there
@@ -36,8 +35,7 @@ PERMUTED, IN_ORDER = "ours, permuted blocks", "ours, blocks in order"
 FLASH, CUDNN = "SDPA flash", "SDPA cuDNN"
 OURS = {"permuted": PERMUTED, "in order": IN_ORDER}
 #: kernel -> colour, marker
-LOOKS = {PERMUTED: ("#0072B2", "o"), IN_ORDER: ("#56B4E9", "P"), FLASH: ("#999933", "D"), CUDNN: ("#882255", "<")}
-CLOCKED = {"linewidth": 1.6, "markersize": 5.5, "markeredgecolor": "black", "markeredgewidth": 0.7}
+LOOKS = {PERMUTED: ("#0072B2", "o"), IN_ORDER: ("#6A51A3", "P"), FLASH: ("#8C8B1F", "X"), CUDNN: ("#882255", "<")}
 
 
 class Params(Parameters):
@@ -106,43 +104,48 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
 
 def _kernels(rows: DataFrame) -> Figure:
     titles = [*(f"Batch of {batch}" for batch in BATCHES), "Paged over contiguous"]
-    figure, axes = plotting.panels(titles, width=4.0, height=3.5)
-    times = paper_scale(rows)
+    figure, axes = plotting.panels(titles, width=3.6, height=3.3)
+    times, clocked, handles = paper_scale(rows), plotting.LINE[rows["evidence"].iloc[0]], {}
     for axis, batch in zip(axes, BATCHES):
         for system, text in (("vllm", "paged, A100"), ("faster-transformer", "FasterTransformer, A100")):
-            look = dict(color=plotting.STYLE[system].color, marker=plotting.STYLE[system].marker)
-            axis.plot(*zip(*paper_times(system, batch).items()), label=f"the paper: {text}", **look, **HOLLOW)
+            look = dict(color=plotting.STYLE[system].color, marker=plotting.STYLE[system].marker) | plotting.PAPER
+            axis.plot(*zip(*paper_times(system, batch).items()), **look)
+            handles[text] = plotting.key(f"the paper: {text}", **look)
         for kernel, (color, marker) in LOOKS.items():
             # Blocks in order lie under permuted ones, nearly at the same place: wider, so that both are seen.
-            look = CLOCKED | ({"linewidth": 4.5, "markersize": 10, "zorder": 1.5} if kernel == IN_ORDER else {})
-            ours = times.loc[batch, kernel].loc[list(CONTEXTS)]
-            axis.plot(CONTEXTS, ours, color=color, marker=marker, label=kernel, **look)
-        axis.set(yscale="log", ylim=(5, 300), ylabel="us")
-        plotting.ticks(axis, (5, 10, 20, 50, 100, 200))
-    _overheads(axes[-1], times)
+            look = {"linewidth": 5, "markersize": 11, "zorder": 1.5} if kernel == IN_ORDER else {}
+            look = dict(color=color, marker=marker) | clocked | look
+            axis.plot(CONTEXTS, times.loc[batch, kernel].loc[list(CONTEXTS)], **look)
+            handles[kernel] = plotting.key(kernel, **look)
+        axis.set(yscale="log", ylim=(5, 300), ylabel="µs")
+        plotting.log(axis)
+    handles |= {batch: plotting.key(f"right: batch of {batch}", marker=marker) for batch, marker in zip(BATCHES, "os")}
+    _overheads(axes[-1], times, clocked)
     for axis in axes:
-        powers_of_two(axis, CONTEXTS, "context (tokens)")
-        axis.set_xlim(56, 295)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=9, handlelength=2.6)
-    levels = "Levels differ by GPU and program; the right panel's pairs are of one run each"
-    note = f"{levels}. Blocks in order are contiguous, but still looked up"
+        plotting.powers_of_two(axis, CONTEXTS, "context (tokens)")
+        axis.set_xlim(54, 305)
+    plotting.place_legend(figure, list(handles.values()))
+    note = (
+        "Levels differ by GPU and program; the right panel's pairs are of one run each. Blocks in order are "
+        "contiguous, but still looked up. One median time a point, no spread kept"
+    )
     plotting.footer(figure, rows, with_paper=True, note=note)
     return figure
 
 
-def _overheads(axis: Axes, times: DataFrame) -> None:
-    """Three pairs of kernels, each at both batches."""
-    axis.axhline(0, color=GREY, linewidth=0.8)
+def _overheads(axis: Axes, times: DataFrame, clocked: dict[str, Any]) -> None:
+    """Three pairs of kernels, each at both batches, in the colour of the one that reads contiguous K and V."""
+    theirs = plotting.STYLE["faster-transformer"].color
     for batch, marker in zip(BATCHES, "os"):
-        label = f"the paper over FasterTransformer, batch {batch}"
-        axis.plot(*zip(*paper_overhead(batch).items()), color="#B04C8E", marker=marker, label=label, **HOLLOW)
-    for over, text in ((IN_ORDER, "ours over blocks in order"), (CUDNN, "ours over SDPA cuDNN")):
-        for batch, marker in zip(BATCHES, "os"):
-            look = dict(color=LOOKS[over][0], marker=marker, label=f"{text}, batch {batch}")
-            axis.plot(CONTEXTS, _overhead(times, over)[batch].loc[list(CONTEXTS)], **look, **CLOCKED)
-    axis.set(ylabel="% more time", ylim=(-50, 95))
-    axis.legend(fontsize=7.5, loc="upper right", frameon=True, framealpha=1.0, edgecolor="none")
+        axis.plot(*zip(*paper_overhead(batch).items()), color=theirs, marker=marker, **plotting.PAPER)
+        for over in (IN_ORDER, CUDNN):
+            ours = _overhead(times, over)[batch].loc[list(CONTEXTS)]
+            axis.plot(CONTEXTS, ours, color=LOOKS[over][0], marker=marker, **clocked)
+    axis.axhline(0, color=plotting.GREY, linewidth=0.8)
+    names = ("the paper's over\nFasterTransformer's", theirs, 47), ("over blocks in order", LOOKS[IN_ORDER][0], 6)
+    for text, color, height in (*names, ("over SDPA cuDNN", LOOKS[CUDNN][0], -40)):
+        axis.annotate(text, (128, height), ha="center", color=color)
+    axis.set(ylabel="more time (%)", ylim=(-50, 72))
 
 
 def _places(rows: DataFrame) -> dict[tuple[int, str], float]:
@@ -161,31 +164,35 @@ def _over_shapes(axis: Axes, rows: DataFrame, y: str, kernel: str, places: dict[
     color, marker = LOOKS[kernel]
     for batch, group in rows.groupby("batch"):
         group = group.assign(x=[places[batch, context] for context in group["context"]]).sort_values("x")
-        axis.plot(group["x"], group[y], color=color, marker=marker, **CLOCKED)
+        axis.plot(group["x"], group[y], color=color, marker=marker, **plotting.LINE["recorded"])
 
 
 def _name_shapes(axis: Axes, places: dict[tuple[int, str], float]) -> None:
-    axis.set_xticks(list(places.values()), [context for _, context in places], fontsize=7.5, rotation=45)
+    axis.set_xticks(list(places.values()), [context for _, context in places], rotation=45)
     for batch in dict.fromkeys(batch for batch, _ in places):
         own = [place for (other, _), place in places.items() if other == batch]
         at = dict(transform=axis.get_xaxis_transform(), ha="center", va="top")
-        axis.text(sum(own) / len(own), 1.0, f"batch {batch}", fontsize=8.5, color="#555555", **at)
+        axis.text(sum(own) / len(own), 1.02, f"batch {batch}", color=plotting.GREY, **at)
     axis.set_xlabel("context (tokens)")
 
 
 def _bandwidth(rows: DataFrame) -> Figure:
-    figure, axes = plotting.panels(list(HEADS.values()), columns=1, width=9.0, height=3.0)
+    figure, axes = plotting.panels(
+        [f"Speed of reading K and V, {name}" for name in HEADS.values()], columns=1, width=8.4, height=3.0
+    )
     places, looks = _places(rows), {kernel: look for kernel, look in LOOKS.items() if kernel in set(rows["kernel"])}
     for axis, heads in zip(axes, HEADS):
-        axis.axhline(1, color=GREY, linewidth=0.8)
+        axis.axhline(1, color=plotting.GREY, linewidth=0.8)
+        text = "a copy, which also writes;\nreading alone can be faster"
+        axis.annotate(text, (0, 1), (-8, -3), textcoords="offset points", va="top", fontsize=8.5)
         for kernel in reversed(looks):  # ours on top
             _over_shapes(axis, where(rows, heads=heads, kernel=kernel), "fraction_of_copy", kernel, places)
         _name_shapes(axis, places)
-        axis.set(ylabel="fraction of copy bandwidth", ylim=(0, 1.25))
-    line = partial(plotting.Line2D, [], [], **CLOCKED)
-    handles = [line(color=color, marker=marker, label=kernel) for kernel, (color, marker) in looks.items()]
-    figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=9)
-    note = "Ragged: contexts of 1 to 2048 tokens, not given to SDPA"
+        axis.set(ylabel="fraction of copy bandwidth", ylim=(0, 1.28))
+    line = plotting.LINE["recorded"]
+    handles = [plotting.key(kernel, color, marker=marker, **line) for kernel, (color, marker) in looks.items()]
+    plotting.place_legend(figure, handles)
+    note = "Ragged: contexts of 1 to 2048 tokens, not given to SDPA. One median time a point, no spread kept"
     plotting.footer(figure, rows, note=f"{rows['dtype'].iloc[0]}, blocks of {REFERENCE}. {note}")
     return figure
 
@@ -197,37 +204,46 @@ def paging_cost(rows: DataFrame) -> DataFrame:
 
 
 def _paging(rows: DataFrame) -> Figure:
-    figure, axes = plotting.panels(list(HEADS.values()), columns=1, width=9.0, height=2.7, sharey=True)
+    titles = [f"Permuted blocks over blocks in order, {name}" for name in HEADS.values()]
+    figure, axes = plotting.panels(titles, columns=1, width=8.4, height=2.7, sharey=True)
     places, costs = _places(rows), paging_cost(rows)
     for axis, heads in zip(axes, HEADS):
-        axis.axhline(0, color=GREY, linewidth=0.8)
+        axis.axhline(0, color=plotting.GREY, linewidth=0.8)
         _over_shapes(axis, where(costs, heads=heads), "percent", PERMUTED, places)
         _name_shapes(axis, places)
-        axis.set_ylabel("% more time")
+        axis.set_ylabel("more time (%)")
     low, high = axes[0].get_ylim()
-    axes[0].set_ylim(low, high + 0.12 * (high - low))
+    axes[0].set_ylim(low, high + 0.14 * (high - low))
     least = costs.loc[costs["percent"].idxmin()]
-    shape = f"{least['batch']} x {least['context']}"
-    times = f"{least[PERMUTED]:.1f} us against {least[IN_ORDER]:.1f} us"
-    note = f"{rows['dtype'].iloc[0]}, blocks of {REFERENCE}. The lowest, {shape}, is {times}"
-    plotting.footer(figure, rows, note=note)
+    shape = f"batch {least['batch']}, context {least['context']}"
+    times = f"{least[PERMUTED]:.1f} µs against {least[IN_ORDER]:.1f} µs"
+    note = f"The lowest ({shape}) is {times}. One median time a point, no spread kept"
+    plotting.footer(figure, rows, note=f"{rows['dtype'].iloc[0]}, blocks of {REFERENCE}. {note}")
     return figure
 
 
 def _block_sizes(rows: DataFrame) -> Figure:
-    figure, axes = plotting.panels(list(HEADS.values()), width=4.6, height=3.1, sharey=True)
+    figure, axes = plotting.panels(list(HEADS.values()), width=4.4, height=3.1, sharey=True)
+    took = []
     for axis, heads in zip(axes, HEADS):
-        axis.axhline(1, color=GREY, linewidth=0.8)
-        own = where(rows, heads=heads).groupby(["batch", "context"], sort=False)
-        looks = zip(("#0072B2", "#E69F00", "#009E73", "#B04C8E"), "osD^")
-        for ((batch, context), group), (color, marker) in zip(own, looks):
-            times = group.set_index("block_size")["microseconds"].sort_index()
-            look = dict(color=color, marker=marker, label=f"{batch} x {context}, {times[REFERENCE]:.0f} us")
-            axis.plot(times.index, times / times[REFERENCE], **look, **CLOCKED)
-        powers_of_two(axis, sorted(set(rows["block_size"].astype(int))))
-        axis.legend(fontsize=8, title=f"batch x context, time at {REFERENCE}", title_fontsize=8)
-    axes[0].set_ylabel(f"time over blocks of {REFERENCE}")
-    plotting.footer(figure, rows, note="float16. The axis does not begin at 0")
+        axis.axhline(1, color=plotting.GREY, linewidth=0.8)
+        handles, at_reference = [], []
+        for number, ((batch, context), group) in enumerate(
+            where(rows, heads=heads).groupby(["batch", "context"], sort=False)
+        ):
+            times, style = group.set_index("block_size")["microseconds"].sort_index(), plotting.other(number)
+            look = dict(color=style.color, marker=style.marker, **plotting.LINE["recorded"])
+            axis.plot(times.index, times / times[REFERENCE], **look)
+            handles.append(plotting.key(f"batch {batch}, context {context}", **look))
+            at_reference.append(f"{times[REFERENCE]:.0f}")
+        took.append(f"{HEADS[heads].partition(':')[0]} {', '.join(at_reference)} µs")
+        plotting.powers_of_two(axis, sorted(set(rows["block_size"].astype(int))))
+    axes[0].set_ylabel(f"time over that at {REFERENCE}")
+    plotting.place_legend(figure, handles)
+    note = (
+        f"float16. The axis does not begin at 0. With blocks of {REFERENCE}, in the legend's order: {'; '.join(took)}"
+    )
+    plotting.footer(figure, rows, note=f"{note}. One median time a point, no spread kept")
     return figure
 
 

@@ -10,19 +10,7 @@ from repro.engine.systems import system
 from repro.simulate.metrics import UsageSamples
 from repro.simulate.profiles import cost_model
 from repro.simulate.serve import serve
-from repro.studies.base import (
-    Axes,
-    DataFrame,
-    Figure,
-    Judgement,
-    Parameters,
-    Point,
-    Rows,
-    house,
-    paper,
-    plotting,
-    where,
-)
+from repro.studies.base import Figure, Judgement, Parameters, Point, Rows, house, paper, plotting, where
 from repro.studies.common import (
     WORKLOAD_LABEL,
     Lengths,
@@ -33,7 +21,7 @@ from repro.studies.common import (
     deployment_of,
     trace_of,
 )
-from repro.studies.measured import HOLLOW, GpuOrNone, kernel_rows, modelled_curve, powers_of_two, together
+from repro.studies.measured import GpuOrNone, kernel_rows, together
 
 TABLES = {"kernel": ("block_size",), "served": ("workload", "effects", "block_size", "seed")}
 REFERENCE = 16  # tokens: the block size of Fig. 1 and Fig. 12, on which the cost model is calibrated
@@ -111,36 +99,40 @@ def served_with(
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     kernel, served = rows["kernel"], rows["served"]
     titles = [f"{WORKLOAD_LABEL[workload]}, {rate:g} req/s" for workload, rate in params.rates.items()]
-    titles = ["Last-block waste", "Attention kernel", *titles]
-    figure, axes = plotting.panels(titles, columns=2, width=4.6, height=2.8)
-    series = where(served, effects=WASTE).groupby("workload", sort=False)
-    for color, (workload, group) in zip(("#0072B2", "#E69F00"), series):
+    titles = ["Last-block waste (replayed)", "Attention kernel", *titles]
+    figure, axes = plotting.panels(titles, columns=2, width=4.3, height=2.8)
+    vllm, with_paper = plotting.STYLE["vllm"], not params.another_run
+    for workload, group in where(served, effects=WASTE).groupby("workload", sort=False):
         waste = group.groupby("block_size")["wasted"].mean()
-        look = dict(color=color, linestyle=(0, (5, 1.5, 1, 1.5)), markersize=4, label=workload)
-        axes[0].plot(waste.index, waste, "o", **look)
+        axes[0].plot(waste.index, waste, color=vllm.color, marker=vllm.marker, **plotting.LINE["replayed"])
+        at = waste.index[-2], waste.iloc[-2]
+        axes[0].annotate(WORKLOAD_LABEL[workload], at, (-6, 6), textcoords="offset points", ha="right")
     axes[0].set(ylabel="slots without a token (%)", ylim=(0, None))
-    axes[0].legend(fontsize=8)
     if len(kernel):
-        look = dict(color="#117733", markeredgecolor="black", markersize=5)
-        axes[1].plot(kernel["block_size"], kernel["relative"], "o-", **look)
-        corner = dict(xycoords="axes fraction", ha="right", va="top")
-        axes[1].annotate(f"{kernel['device'].iloc[0]}, recorded", (0.98, 0.95), fontsize=8, **corner)
-    axes[1].set(ylabel=f"time over blocks of {REFERENCE}", ylim=(0, 1.3))
+        evidence, device = kernel[["evidence", "device"]].iloc[0]
+        axes[1].plot(kernel["block_size"], kernel["relative"], color=vllm.color, marker="o", **plotting.LINE[evidence])
+        axes[1].set_title(f"Attention kernel ({device}, {evidence})")
+    axes[1].set(ylabel=f"time over that at {REFERENCE}", ylim=(0, 1.3))
+    looks = dict(zip(dict.fromkeys(served["effects"]), (vllm, plotting.other(0))))
     for axis, workload in zip(axes[2:], params.rates):
-        _draw_latency(axis, where(served, workload=workload), paper.points("fig18b", workload))
+        here, drawn = where(served, workload=workload), paper.points("fig18b", workload)
+        plotting.curves(axis, here, "block_size", "latency_s_per_token", by="effects", looks=looks)
+        if with_paper:
+            axis.plot(*zip(*drawn), "o", color=vllm.color, **plotting.PAPER)
+        axis.set(ylabel="latency (s/token)", yscale="log")
+        plotting.log(axis)
     for axis in axes:
-        powers_of_two(axis, params.block_sizes)
-    plotting.footer(figure, together(kernel, served), with_paper=True)
+        plotting.powers_of_two(axis, params.block_sizes)
+    modelled = plotting.LINE["modelled"]
+    handles = [
+        plotting.key(f"modelled: {effects}", look.color, marker=look.marker, **modelled)
+        for effects, look in looks.items()
+    ]
+    handles += [plotting.key("the paper", vllm.color, marker="o", **plotting.PAPER)] * with_paper
+    plotting.place_legend(figure, handles)
+    note = f"The kernel is charged below {REFERENCE} only: above, it differs by 1 % at most" if BOTH in looks else ""
+    plotting.footer(figure, together(kernel, served), with_paper=with_paper, note=note)
     return {"fig18b_block_size": figure}
-
-
-def _draw_latency(axis: Axes, rows: DataFrame, drawn: list[tuple[float, float]]) -> None:
-    axis.plot(*zip(*drawn), "o", color="#0072B2", label="the paper", **HOLLOW)
-    for (effects, group), color, marker in zip(rows.groupby("effects", sort=False), ("#0072B2", "#117733"), "os"):
-        look = dict(color=color, marker=marker, label=effects)
-        modelled_curve(axis, group, "block_size", "latency_s_per_token", **look)
-    axis.set(ylabel="normalized latency (s/token)", yscale="log")
-    axis.legend(fontsize=8)
 
 
 def judge(rows: Rows, params: Params) -> list[Judgement]:

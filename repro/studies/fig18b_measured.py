@@ -17,12 +17,6 @@ from repro.studies.fig19_preemption import MIDDLE
 from repro.studies.measured import INTERVAL, Measured
 
 TABLES = {"blocks": ("workload", "way", "block_size")}
-#: series -> label, colour, marker
-LOOKS = {
-    ("sharegpt", "recompute"): ("ShareGPT, recompute", "#0072B2", "o"),
-    ("sharegpt", "swap"): ("ShareGPT, swap", "#D55E00", "s"),
-    ("alpaca", "by_group"): ("Alpaca", "#009E73", "^"),
-}
 DRAWN = (*INTERVAL, "token_states")
 SETTING = ("mean_batch", "host_share", "mark", "preemptions", "model", "kv_slots")
 COLUMNS = ("system", "workload", "block_size", *DRAWN, *SETTING, *ABOUT)
@@ -44,24 +38,31 @@ def measured(path: Path, evidence: str) -> list[dict[str, Any]]:
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     runs = rows["blocks"]
     sizes = sorted(set(runs["block_size"]))
-    figure, axes = plotting.panels([*WORKLOAD_LABEL.values(), "Token states in the pool"], width=3.9, height=3.1)
+    figure, axes = plotting.panels([*WORKLOAD_LABEL.values(), "Token states in the pool"], width=3.6, height=3.1)
+    shown, looks = {"alpaca": axes[1], "sharegpt": axes[0]}, plotting.styles(["recompute", "swap", "vllm"])
+    handles, clocked = [], plotting.LINE[runs["evidence"].iloc[0]]
     for (workload, way), group in runs.groupby(["workload", "way"], sort=False):
-        label, color, marker = LOOKS[workload, way]
-        look = dict(color=color, marker=marker, label=label)
+        style = looks.get(way, looks["vllm"])
+        look = dict(color=style.color, marker=style.marker) | clocked
         # A size that was not measured leaves a gap in its line.
         means = group.groupby("block_size")[list(DRAWN)].mean().reindex(sizes)
         rate, low, high, held = (means[name] for name in DRAWN)
-        axes[list(WORKLOAD_LABEL).index(workload)].errorbar(sizes, rate, [rate - low, high - rate], capsize=2.5, **look)
+        shown[workload].errorbar(sizes, rate, [rate - low, high - rate], capsize=2.5, elinewidth=1, **look)
+        for size in means.index[rate.isna()]:
+            text = {"rotation": 90, "ha": "center", "color": plotting.GREY}
+            shown[workload].annotate("not measured", (size, 0), (0, 4), textcoords="offset points", va="bottom", **text)
         axes[2].plot(sizes, 100 * held, **look)
+        way = "vLLM's own rule" if way == "by_group" else f"always {way}"
+        handles.append(plotting.key(f"{WORKLOAD_LABEL[workload]}, {way}", **look))
     for axis in axes:
-        axis.set(xscale="log", xlabel="block size (tokens)", ylim=(0, None))
-        axis.set_xticks(sizes, [f"{size:g}" for size in sizes])
-        axis.minorticks_off()
-        if len(axis.get_legend_handles_labels()[0]) > 1:
-            axis.legend(fontsize=8.5)
+        axis.set(ylim=(0, None))
+        plotting.powers_of_two(axis, sizes)
         shared.label_rates(axis)
-    axes[2].set_ylabel("% of the K/V pool")
-    plotting.footer(figure, runs, note=shared.steadiness(runs, "{workload} {way} {block_size}"))
+    axes[2].set(ylabel="% of the K/V pool", ylim=(0, 104))
+    plotting.place_legend(figure, handles)
+    steady = shared.steadiness(runs, "{workload} {way} {block_size}")
+    note = f"Whiskers: 95 % interval from five parts of the run. Right: both ShareGPT lines lie together. {steady}"
+    plotting.footer(figure, runs, note=note)
     return {"fig18b_measured": figure}
 
 

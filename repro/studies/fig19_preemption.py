@@ -25,7 +25,7 @@ from repro.studies.base import (
     where,
 )
 from repro.studies.common import Lengths, Positive, Rates, Seeds, ServingBlockSizes, about, deployment_of, trace_of
-from repro.studies.measured import HOLLOW, GpuOrNone, kernel_rows, modelled_curve, powers_of_two, runs, together
+from repro.studies.measured import GpuOrNone, kernel_rows, runs, together
 
 _ALONE = ("way", "block_size")
 TABLES = {"alone": _ALONE, "recorded": _ALONE, "end_to_end": ("rate", *_ALONE, "seed")}
@@ -34,22 +34,16 @@ TOKENS = 256
 BLOCK_SIZES = tuple(2**power for power in range(9))
 MODES = {"recompute": PreemptionMode.RECOMPUTE, "swap": PreemptionMode.SWAP}
 RECOMPUTE, SWAP_2023, SWAP_BATCHED = "recompute", "2023 way: a copy a block and layer", "ours, one launch"
-#: recorded ways -> label, marker, colour
+#: recorded ways -> label, and the way whose colour it has
 RECORDED = {
-    RECOMPUTE: ("recompute", "h", "#56B4E9"),
-    SWAP_2023: ("swap, a copy a block", "X", "#4D4D4D"),
-    SWAP_BATCHED: ("swap, one launch", "P", "#117733"),
+    RECOMPUTE: ("recompute", "recompute"),
+    SWAP_2023: ("swap, a copy a block", "swap"),
+    SWAP_BATCHED: ("swap, one launch", "ours"),
 }
 #: §7.3 compares the two ways at these sizes.
 MIDDLE = (16, 32, 64)
-#: curve -> colour, marker
-LOOKS = {
-    "recompute": ("#0072B2", "o"),
-    "swap": ("#D55E00", "s"),
-    "swap-in": ("#E69F00", "^"),
-    "swap-out": ("#CC79A7", "v"),
-    "swap-in+out": ("#D55E00", "s"),
-}
+#: curve -> the way whose colour it has
+WAYS = {way: way for way in ("recompute", "swap", "swap-in", "swap-out")} | {"swap-in+out": "swap"}
 
 
 class Params(Parameters):
@@ -133,33 +127,41 @@ def end_to_end(mode: str, rate: float, block_size: int, **traced: Any) -> dict[s
 @house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     recorded, serving = rows["recorded"], rows["end_to_end"]
-    titles = [f"(a) {TOKENS} tokens alone", *(f"(b) ShareGPT, {rate:g} req/s" for rate in params.rates)]
-    figure, axes = plotting.panels(titles, width=4.0, height=3.2)
-    _draw_curves(axes[0], rows["alone"], "milliseconds", "fig19a")
+    panels = zip("bcdefgh", params.rates)
+    titles = [f"(a) {TOKENS} tokens alone", *(f"({letter}) ShareGPT, {rate:g} req/s" for letter, rate in panels)]
+    figure, axes = plotting.panels(titles, width=3.8, height=3.3)
+    with_paper, looks = not params.another_run, plotting.styles([*WAYS.values(), "ours"])
+    handles = _draw_curves(axes[0], rows["alone"], "milliseconds", "fig19a" if with_paper else None)
     for way, group in recorded.groupby("way"):
-        label, marker, color = RECORDED[way]
-        look = dict(color=color, linestyle="-", markeredgecolor="black", markersize=5)
-        label = f"{group['evidence'].iloc[0]}: {label}"
-        axes[0].plot(group["block_size"], group["milliseconds"], marker, label=label, **look)
-    axes[0].set(ylabel="ms", yscale="log", ylim=(3, 10000))
-    axes[0].legend(fontsize=7, ncols=2, loc="upper center", handlelength=1.8, columnspacing=1.0)
+        (label, shown), evidence = RECORDED[way], group["evidence"].iloc[0]
+        look = dict(color=looks[shown].color, marker=looks[shown].marker) | plotting.LINE[evidence]
+        axes[0].plot(group["block_size"], group["milliseconds"], **look)
+        handles.append(plotting.key(f"{evidence}: {label}", **look))
+    axes[0].set(ylabel="ms", yscale="log", ylim=(5, 1000))
     for axis, rate in zip(axes[1:], params.rates):
-        drawn = "fig19b" if rate == PAPER_RATE else None
+        drawn = "fig19b" if rate == PAPER_RATE and with_paper else None
         _draw_curves(axis, where(serving, rate=rate), "latency_s_per_token", drawn)
-        axis.set(ylabel="normalized latency (s/token)", yscale="log")
-    note = "(a): swapping is calibrated on these very points"
-    plotting.footer(figure, together(recorded, serving), with_paper=True, note=note)
+        axis.set(ylabel="latency (s/token)", yscale="log")
+    for axis in axes:
+        plotting.log(axis)
+    handles += [plotting.key("the paper", marker="o", **plotting.PAPER)] * with_paper
+    plotting.place_legend(figure, [*handles, *plotting.seeds_band(serving)])
+    note = "(a): swapping is calibrated on the paper's points"
+    note += "; the paper has no points below its rate" if len(params.rates) > 1 else ""
+    plotting.footer(figure, together(recorded, serving), with_paper=with_paper, note=note)
     return {"fig19_preemption": figure}
 
 
-def _draw_curves(axis: Axes, rows: DataFrame, y: str, drawn: str | None) -> None:
-    for way, group in rows.groupby("way", sort=False):
-        color, marker = LOOKS[way]
-        modelled_curve(axis, group, "block_size", y, color=color, marker=marker, label=way)
-        if drawn:
-            axis.plot(*zip(*paper.points(drawn, way)), color=color, marker=marker, **HOLLOW)
-    powers_of_two(axis, sorted(set(rows["block_size"]) | {size for size in BLOCK_SIZES if drawn}))
-    axis.legend(fontsize=8)
+def _draw_curves(axis: Axes, rows: DataFrame, y: str, drawn: str | None) -> list[Any]:
+    """Returns the legend's entries for the ways."""
+    looks = {way: plotting.WAYS[shown] for way, shown in WAYS.items()}
+    plotting.curves(axis, rows, "block_size", y, by="way", looks=looks)
+    ways = list(dict.fromkeys(rows["way"]))
+    for way in ways if drawn else ():
+        axis.plot(*zip(*paper.points(drawn, way)), color=looks[way].color, marker=looks[way].marker, **plotting.PAPER)
+    plotting.powers_of_two(axis, sorted(set(rows["block_size"]) | {size for size in BLOCK_SIZES if drawn}))
+    line = plotting.LINE["modelled"]
+    return [plotting.key(f"modelled: {way}", looks[way].color, marker=looks[way].marker, **line) for way in ways]
 
 
 def differences(rows: DataFrame, rate: float) -> dict[int, float]:

@@ -12,13 +12,10 @@ from pydantic import AfterValidator
 
 from repro.bench import kept
 from repro.engine.config import DEPLOYMENTS
-from repro.studies.base import Axes, DataFrame, Judgement, Parameters
+from repro.studies.base import Axes, DataFrame, Judgement, Parameters, plotting
 
 #: useful output tokens/s of a run: the mean, and the ends of its 95 % interval
 INTERVAL = ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")
-GREY = "#888888"
-#: how the paper's own points are drawn
-HOLLOW = {"linestyle": (0, (1, 1.6)), "linewidth": 1.0, "markersize": 7, "markerfacecolor": "none"}
 
 
 def _recorded(gpu: str) -> str:
@@ -114,37 +111,17 @@ def steadiness(rows: DataFrame, named: str) -> str:
 def throughput_bar(axis: Axes, rows: DataFrame, x: float, width: float, **look: Any) -> float:
     """A bar for one system's runs, with its interval; returns their mean."""
     mean, low, high = (rows[name].mean() for name in INTERVAL)
-    axis.bar(x, mean, width, edgecolor="black", linewidth=0.8, **look)
+    axis.bar(x, mean, width, **look, **plotting.BAR[rows["evidence"].iloc[0]])
     axis.errorbar(x, mean, [[mean - low], [high - mean]], color="black", linewidth=1, capsize=3)
     return mean
 
 
-def above(axis: Axes, text: str, x: float, y: float, points: float = 2, **look: Any) -> None:
-    """A text so many points above a place."""
-    axis.annotate(text, (x, y), (0, points), textcoords="offset points", ha="center", **look)
-
-
-def modelled_curve(axis: Axes, rows: DataFrame, x: str, y: str, **look: Any) -> None:
-    """Means over the seeds at each x, with a band from the least to the most."""
-    spread = rows.groupby(x)[y].agg(["mean", "min", "max"])
-    axis.fill_between(spread.index, spread["min"], spread["max"], color=look["color"], alpha=0.18, linewidth=0)
-    axis.plot(spread.index, spread["mean"], linestyle=(0, (4, 1.5)), markersize=4, **look)
-
-
 def not_measured(axis: Axes) -> None:
     """Say in an empty panel why it is empty."""
-    axis.text(0.5, 0.5, "not measured", ha="center", transform=axis.transAxes, color=GREY)
+    axis.text(0.5, 0.5, "not measured", ha="center", transform=axis.transAxes, color=plotting.GREY)
 
 
 def label_rates(axis: Axes) -> None:
     """The axis of throughputs."""
     axis.set_ylabel("useful output tokens/s")
     axis.yaxis.set_major_formatter("{x:,.0f}")
-
-
-def powers_of_two(axis: Axes, values: Iterable[float], label: str = "block size (tokens)") -> None:
-    """A logarithmic axis with a tick at each value."""
-    ticks = list(values)
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axis.set_xlabel(label)

@@ -12,13 +12,12 @@ from pydantic import Field, model_validator
 
 from repro.bench import kept
 from repro.engine.errors import UserError
-from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting
+from repro.studies.base import DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting, where
 from repro.studies.common import Count, Seeds, about
-from repro.studies.measured import GpuOrNone, above, kernel_rows
+from repro.studies.measured import GpuOrNone, kernel_rows
 from repro.studies.saturated import SETUPS, Load, head_of_queue, replay
 
 TABLES = {"replay": ("setup", "seed"), "head": ("seed", "step"), "kernel": ("device",)}
-COLORS = {"contiguous": "#D55E00", "oracle": "#009E73", "paged": "#0072B2"}
 LENGTHS = "Prompts uniform from 1,000 to 7,000, outputs from 1 to 511"
 
 #: tokens a step, and % of the slots that hold a token where it is given, as the explainer prints them
@@ -99,50 +98,49 @@ def kernel(path: Path, evidence: str) -> dict[str, Any]:
 @house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     replays = rows["replay"]
-    printed = {name: {"token states": found[1]} for name, found in PRINTED.items() if len(found) > 1}
     titles = ["Where the slots are", "Tokens a step"]
-    figure, axes = plotting.panels(titles, columns=1, width=11.0, height=3.3, sharex=True)
-    plotting.memory_bars(axes[0], replays, by="setup", paper=printed)
+    figure, axes = plotting.panels(titles, columns=1, width=10.8, height=3.1, sharex=True)
+    plotting.memory_bars(axes[0], replays, by="setup")
+    setups = list(dict.fromkeys(replays["setup"]))
+    for place, name in enumerate(setups):
+        ours, color = where(replays, setup=name)["tokens_per_step"], plotting.other(0).color
+        plotting.pair(axes[1], place, ours, "replayed", color)
+    axes[1].grid(axis="x", visible=False)
+    axes[1].tick_params(axis="x", labelsize=8.5)
+    printed = {name: PRINTED[name] for name in setups if name in PRINTED and not params.another_run}
+    for name, (tokens, *share) in printed.items():
+        for axis, value in zip(axes, (*share, tokens) if share else (None, tokens)):
+            if value is not None:
+                x = setups.index(name)
+                axis.plot([x + 0.02, x + 0.42], [value] * 2, color="black", linewidth=2.4)
+                at = {"textcoords": "offset points", "ha": "center", "va": "top", "fontsize": 8.5}
+                axis.annotate(f"{value:g}", (x + 0.24, value), (0, -3), **at)
     axes[0].set_ylabel("% of the slots")
-    _throughput(axes[1], replays)
-    plotting.memory_legend(figure)
+    axes[1].set_ylabel("tokens a step")
+    line = plotting.key("printed in the explaining article", "black", linewidth=2.4)
+    plotting.memory_legend(figure, more=[line] if printed else [])
     brackets = "declared max_tokens (2048 where none is given), or what differs"
-    plotting.footer(figure, replays, note=f"Hollow: as the explainer prints it. In brackets: {brackets}")
+    plotting.footer(figure, replays, note=f"Above each bar of the slots: % without a token. In brackets: {brackets}")
     return {"saturated_queue": figure, "saturated_queue_fragmentation": _fragmentation(rows["head"])}
 
 
-def _throughput(axis: Axes, rows: DataFrame) -> None:
-    """Tokens a step, the printed number hollow beside ours."""
-    for place, (name, group) in enumerate(rows.groupby("setup", sort=False)):
-        color, values = COLORS[group["memory"].iloc[0]], group["tokens_per_step"]
-        x, mean = place - 0.21, values.mean()
-        axis.bar(x, mean, 0.39, color=color, alpha=0.75)
-        plotting.whisker(axis, x, values)
-        above(axis, f"{mean:.1f}", x, values.max(), fontsize=8)
-        if name in PRINTED:
-            x, value = place + 0.21, PRINTED[name][0]
-            axis.bar(x, value, 0.39, facecolor="none", edgecolor=color, linewidth=1.3)
-            above(axis, f"{value:.1f}", x, value, fontsize=8, color="#555555")
-    axis.set_ylabel("tokens a step")
-    axis.grid(axis="x", visible=False)
-
-
 def _fragmentation(rows: DataFrame) -> Figure:
-    figure, (axis,) = plotting.panels(["Oracle, outputs of 1 to 511 tokens"], width=8.0, height=3.0)
+    figure, (axis,) = plotting.panels(["Oracle, outputs of 1 to 511 tokens"], width=7.6, height=3.0)
     step, needed, largest = (rows[name] for name in ("step", "needed", "largest_run"))
     looks = {
-        "free_slots": ("#8E9AAF", "free slots"),
-        "needed": ("#D55E00", "the next request needs"),
-        "largest_run": ("#0072B2", "largest free piece"),
+        "free_slots": (plotting.PIECES["free"][1], "all free slots"),
+        "needed": (plotting.other(3).color, "the next request needs"),
+        "largest_run": (plotting.other(0).color, "largest free piece"),
     }
-    for column, (color, label) in looks.items():
-        axis.step(step, rows[column], where="post", color=color, label=label, linewidth=1.4)
+    for column, (color, _) in looks.items():
+        axis.step(step, rows[column], where="post", color=color, linewidth=1.6)
     shade = dict(color=looks["needed"][0], alpha=0.12, linewidth=0)
     axis.fill_between(step, largest, needed, where=largest < needed, step="post", **shade)
     axis.set(xlabel="step", ylabel="slots", yscale="log")
-    plotting.ticks(axis, (1000, 2000, 5000, 10_000, 20_000, 50_000))
-    figure.legend(loc="outside upper center", ncols=3, fontsize=9)
-    plotting.footer(figure, rows, note="Shaded: the next request does not fit")
+    plotting.log(axis)
+    handles = [plotting.key(text, color, linewidth=1.6) for color, text in looks.values()]
+    plotting.place_legend(figure, [*handles, plotting.swatch("it does not fit", looks["needed"][0], alpha=0.12)])
+    plotting.footer(figure, rows)
     return figure
 
 

@@ -30,7 +30,7 @@ from repro.studies.base import (
 )
 from repro.studies.common import Positive, Seed, Systems, deployment_of
 from repro.studies.fig12_measured import METRICS
-from repro.studies.measured import GREY, INTERVAL, Gpu
+from repro.studies.measured import INTERVAL, Gpu
 
 TABLES = {"runs": ("machine", "workload", "kind", "system", "n", "multiple", "world")}
 #: quantity -> (label, whether it is drawn on logarithmic axes)
@@ -154,46 +154,48 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     on_gpu = runs[~runs["machine"].str.startswith("CPU")]
     typical = _typical(errors(on_gpu)) if len(on_gpu) else {}
     real, simulated = (where(runs, world=world).reset_index(drop=True) for world in ("real", "simulated"))
-    figure, axes = plotting.panels([label for label, _ in QUANTITIES.values()], columns=4, width=3.1, height=2.9)
+    names = [label for label, _ in QUANTITIES.values()]
+    figure, axes = plotting.panels(names, columns=2, width=4.2, height=3.5)
     for axis, (name, (_, logarithmic)) in zip(axes, QUANTITIES.items()):
         found = real[name].notna() & simulated[name].notna()
         _draw_quantity(axis, real[found], simulated.loc[found, name], looks, logarithmic)
         if name in typical:
-            axis.text(0.97, 0.05, typical[name], ha="right", fontsize=8.5, transform=axis.transAxes)
-    plotting.legend(figure, real)
+            axis.text(0.98, 0.03, typical[name], ha="right", transform=axis.transAxes)
+    handles = [
+        plotting.key(plotting.label(name), look.color, marker=look.marker, linestyle="") for name, look in looks.items()
+    ]
+    plotting.place_legend(figure, [*handles, plotting.key("measured on the CPU at hand", marker="+", **_CPU)])
     # Without seeds: runs differ in them, but each is a marker of its own and none is a mean.
-    note = "One marker a run; open ones: the CPU at hand. Median errors are the GPU's"
+    note = "One marker a run. Lines across: 95 % interval of the measurement. Median errors are the GPU's"
     plotting.footer(figure, runs.drop(columns="seed"), note=note)
     return {"sim_vs_real": figure}
 
 
+_CPU = {"linestyle": "", "markersize": 12, "markeredgewidth": 2.2}
+
+
 def _draw_quantity(axis: Axes, real: DataFrame, predicted: Series, looks: dict[str, Any], logarithmic: bool) -> None:
     """One marker a run, measured across and predicted up, over the line on which the two are equal."""
-    from matplotlib.ticker import LogLocator, NullLocator
-
     name = predicted.name
     values = [*real[name], *predicted]
     low, high = (0.7 * min(values), 1.4 * max(values)) if values else (0.1, 1.0)
-    line = [low, high]
-    axis.fill_between(line, [0.95 * x for x in line], [1.05 * x for x in line], color="#EEEEEE", zorder=0)
-    axis.plot(line, line, color=GREY, linewidth=0.8)
+    line = [low, high] if logarithmic else [0.0, 1.0]
+    axis.fill_between(line, [0.95 * x for x in line], [1.05 * x for x in line], color="#E2E2E2", zorder=0)
+    axis.plot(line, line, color=plotting.GREY, linewidth=0.8)
+    axis.annotate("line: equal, grey: within 5 %", (0.03, 0.93), xycoords="axes fraction", color=plotting.GREY)
     for place, run in real.iterrows():
         look = looks[run["system"]]
-        face = "white" if run["machine"].startswith("CPU") else look.color
         if name == "tokens_per_s":
             ends = run[[*INTERVAL[1:]]].clip(lower=low)
             axis.plot(ends, [predicted[place]] * 2, color=look.color, linewidth=1)
-        dot = dict(color=look.color, markersize=7, markerfacecolor=face, markeredgewidth=1.4)
-        axis.plot(run[name], predicted[place], look.marker, **dot)
+        if run["machine"].startswith("CPU"):
+            axis.plot(run[name], predicted[place], "+", color=look.color, zorder=4, **_CPU)
+        else:
+            axis.plot(run[name], predicted[place], look.marker, color=look.color, markersize=6.5, alpha=0.9)
+    axis.set(xlim=line, ylim=line, xlabel="measured", ylabel="predicted")
     if logarithmic:
         axis.set(xscale="log", yscale="log")
-        for side in (axis.xaxis, axis.yaxis):
-            side.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 80 * low else (1,)))
-            side.set_major_formatter("{x:g}")
-            side.set_minor_locator(NullLocator())
-    else:
-        line = [0.0, 1.0]
-    axis.set(xlim=line, ylim=line, xlabel="measured", ylabel="predicted")
+        plotting.log(axis, "xy")
 
 
 def judge(rows: Rows, params: Params) -> list[Judgement]:

@@ -156,22 +156,31 @@ def rates(figure: str, panel: str, name: str, instead: str | None = None) -> lis
 def draw_curves(axis: Axes, latency: DataFrame, theirs: Mapping[str, list[paper.Point]]) -> None:
     """One panel of latency curves, up to 1 s/token, with the paper's points."""
     plotting.curves(axis, latency, "rate", "latency_s_per_token", paper=theirs)
-    axis.set(xlabel="request rate (req/s)", ylabel="normalized latency (s/token)", xlim=(0, None), ylim=(0, 1))
+    axis.axhline(LEVEL, color=plotting.GREY, linewidth=0.8, linestyle=":")
+    axis.set(xlabel="request rate (req/s)", ylabel="latency (s/token)", xlim=(0, None), ylim=(0.02, 1.15))
+    plotting.log(axis)
 
 
 def draw_panels(
-    latency: DataFrame, figure: str, titles: Mapping[str, str], columns: int, note: str, under: Under = None
+    latency: DataFrame,
+    figure: str,
+    titles: Mapping[str, str],
+    columns: int,
+    note: str,
+    with_paper: bool,
+    under: Under = None,
+    more: Iterable[Any] = (),
 ) -> Figure:
-    """The latency curves of a figure, panel by panel (`titles`: panel -> title); `under` draws what lies below them."""
-    from repro.report import plotting
-
-    drawing, axes = plotting.panels(list(titles.values()), columns=columns, width=3.6, height=2.6)
+    """The latency curves of a figure, panel by panel (`titles`: panel -> title); `under` draws what lies below them,
+    `more` are the legend's entries for it."""
+    drawing, axes = plotting.panels(list(titles.values()), columns=columns, width=3.3, height=2.5)
     for axis, panel in zip(axes, titles):
         if under:
             under(axis, panel)
-        draw_curves(axis, latency[latency["panel"] == panel], drawn(figure, panel, dict.fromkeys(latency["system"])))
-    plotting.legend(drawing, latency, with_paper=True)
-    plotting.footer(drawing, latency, with_paper=True, note=note)
+        here = latency[latency["panel"] == panel]
+        draw_curves(axis, here, drawn(figure, panel, dict.fromkeys(here["system"])) if with_paper else {})
+    plotting.legend(drawing, latency, with_paper=with_paper, more=[*plotting.seeds_band(latency), *more])
+    plotting.footer(drawing, latency, with_paper=with_paper, note=note)
     return drawing
 
 
@@ -182,39 +191,41 @@ def draw(
     within: float,
     step: float,
     note: str,
+    crosses: str = "",
     readings: Mapping[tuple[str, str], float] | None = None,
     calibrated: Iterable[tuple[str, str]] = (),
 ) -> Figure:
     """How far our crossings lie from the paper's (%), by panel (`titles`: panel -> title) and system, `step` apart.
 
-    Grey: what lies `within` (%). Hollow: `readings` by panel and system, and rows whose `copies` is false."""
+    The band is what lies `within` (%). `crosses` says what the crosses are: `readings` by panel and system, or rows
+    whose `copies` is false."""
     theirs = paper.crossings(figure, LEVEL)
     shown = found[[name in theirs.get(panel, {}) for panel, name in zip(found["panel"], found["system"])]]
     looks, panels = plotting.styles(shown["system"]), list(dict.fromkeys(shown["panel"]))
-    drawing, (axis,) = plotting.panels([f"{TITLE}: deviation from the paper's curve"], width=9.0, height=3.4)
-    axis.axhspan(-within, within, color="#EEEEEE", zorder=0)
-    axis.axhline(0, color="#888888", linewidth=0.8)
+    drawing, (axis,) = plotting.panels([f"{TITLE}: ours over the paper's"], width=9.0, height=3.6)
+    plotting.band(axis, -within, within, f"within {within:g} %")
+    axis.axhline(0, color=plotting.GREY, linewidth=0.8)
     for place, panel in enumerate(panels):
         for index, (name, style) in enumerate(looks.items()):
             drawn_rate, x = theirs[panel][name], place + (index - (len(looks) - 1) / 2) * step
-            here = shown[(shown["panel"] == panel) & (shown["system"] == name)]
-            look = {"color": style.color, "marker": style.marker}
-            for copies, group in here.groupby("copies") if "copies" in here else [(True, here)]:
-                off = 100 * (group["crossing_rate"] / drawn_rate - 1)
-                ends = [[off.mean() - off.min()], [off.max() - off.mean()]]
-                whiskers = {"capsize": 2.5, "markersize": 5.5, "linewidth": 1.1}
-                whiskers |= look if copies else look | {"markerfacecolor": "none"}
-                axis.errorbar(x if copies else x + 0.05, off.mean(), ends, **whiskers)
-                if copies and (panel, name) in calibrated:
-                    where = {"xytext": (0, -13), "textcoords": "offset points", "ha": "center"}
-                    axis.annotate("calibrated", (place + 0.26, off.mean()), fontsize=7.5, **where)
-            if readings and (panel, name) in readings:
-                off = 100 * (readings[panel, name] / drawn_rate - 1)
-                axis.plot(x + 0.05, off, markerfacecolor="none", markersize=5, **look)
+            rows = shown[(shown["panel"] == panel) & (shown["system"] == name)]
+            other = None if readings is None else readings.get((panel, name))
+            if "copies" in rows:
+                free, rows = rows[~rows["copies"]], rows[rows["copies"]]
+                other = free["crossing_rate"].mean() if len(free) else None
+            off = 100 * (rows["crossing_rate"] / drawn_rate - 1)
+            plotting.whisker(axis, x, off)
+            axis.plot(x, off.mean(), style.marker, color=style.color, markersize=6.5)
+            if (panel, name) in calibrated:
+                axis.annotate(
+                    "calibrated", (x, off.mean()), (10, -7), textcoords="offset points", ha="center", va="top"
+                )
+            if other is not None:
+                axis.plot(x + 0.4 * step, 100 * (other / drawn_rate - 1), color=style.color, **plotting.CROSS)
     axis.set_xticks(range(len(panels)), [titles[panel].replace(", ", "\n") for panel in panels])
-    axis.set_ylabel("ours over the paper's (%)")
+    axis.set(ylabel="deviation of the rate (%)", xlim=(-0.6, len(panels) - 0.25))
     axis.grid(axis="x", visible=False)
-    plotting.legend(drawing, shown)
+    plotting.legend(drawing, shown, more=[plotting.cross(crosses)] if crosses else [])
     plotting.footer(drawing, shown, note=note)
     return drawing
 

@@ -17,7 +17,6 @@ from repro.simulate.profiles import cost_model
 from repro.simulate.serve import requests_of
 from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting, where
 from repro.studies.common import Count, Lengths, Positive, Rates, Seeds, Some, about, deployment_of, trace_of
-from repro.studies.measured import modelled_curve, powers_of_two
 from repro.workloads.chatbot import chatbot_trace
 
 TABLES = {
@@ -30,10 +29,9 @@ QUIZ_BLOCKS, BLOCK_SIZE = 10_000, 16
 QUIZ = {"short first": [(256, 100)] * 100 + [(8000, 100)] * 5, "long first": [(8000, 100)] * 5 + [(256, 100)] * 100}
 QUIZ_BUDGETS = (512, 2048, 8192)
 SHOWN = "short first", 512  # the quiz run that is drawn
-COLORS = ("#0072B2", "#E69F00")
-#: column -> its name in the figure: between tokens, and to the first token
-GAPS = {"gap_mean_ms": "mean", "gap_999_ms": "99.9 %"}
-FIRST = {"first_mean_ms": "mean", "first_median_ms": "median"}
+#: between tokens: mean and 99.9 %; to the first token: mean and median
+GAPS = ("gap_mean_ms", "gap_999_ms")
+FIRST = ("first_mean_ms", "first_median_ms")
 
 
 class Params(Parameters):
@@ -212,33 +210,48 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     served, names = rows["served"], {"sharegpt": "ShareGPT", "chatbot": "Chatbot"}
     shown = {"between tokens": GAPS, "to the first token": FIRST}
     titles = [f"{name}: {what}" for what in shown for name in names.values()]
-    figure, axes = plotting.panels(titles, columns=2, width=4.6, height=2.8)
+    figure, axes = plotting.panels(titles, columns=2, width=4.2, height=2.8)
     for axis, (columns, workload) in zip(axes, product(shown.values(), names)):
         _times(axis, where(served, workload=workload), columns)
+    handles = [
+        plotting.swatch(", ".join(_rates(group, names)), plotting.other(load).color)
+        for load, group in served.groupby("load")
+    ]
+    handles += [
+        plotting.key("mean", marker="o", linestyle=""),
+        plotting.key("above: 99.9 %, below: median", marker="D", linestyle=""),
+        plotting.key("modelled", **plotting.LINE["modelled"]),
+    ]
+    plotting.place_legend(figure, [*handles, *plotting.seeds_band(served)])
     plotting.footer(figure, served)
     return {"token_budget": figure, "token_budget_steps": _steps(rows["steps"])}
 
 
-def _times(axis: Axes, rows: DataFrame, columns: dict[str, str]) -> None:
-    for (rate, group), color in zip(rows.groupby("rate"), COLORS):
-        for (column, name), marker, face in zip(columns.items(), "os", (color, "white")):
-            look = {"color": color, "marker": marker, "markerfacecolor": face, "label": f"{name}, {rate:g} req/s"}
-            modelled_curve(axis, group, "budget", column, **look)
-    powers_of_two(axis, sorted(set(rows["budget"])), "token budget")
+def _rates(rows: DataFrame, names: dict[str, str]) -> list[str]:
+    pairs = rows[["workload", "rate"]].drop_duplicates().itertuples(index=False)
+    return [f"{names[workload]} at {rate:g} req/s" for workload, rate in pairs]
+
+
+def _times(axis: Axes, rows: DataFrame, columns: tuple[str, ...]) -> None:
+    for load, group in rows.groupby("load"):
+        for column, marker in zip(columns, "oD"):
+            looks = {"vllm": plotting.Style(plotting.other(load).color, marker)}
+            plotting.curves(axis, group.assign(system="vllm"), "budget", column, looks=looks)
+    plotting.powers_of_two(axis, sorted(set(rows["budget"])), "token budget")
     axis.set(ylabel="ms", yscale="log")
-    low, high = axis.get_ylim()
-    plotting.ticks(axis, [tick for tick in (20, 50, 100, 200, 500, 1000, 2000, 5000) if low <= tick <= high])
-    axis.legend(fontsize=7.5)
+    plotting.log(axis)
 
 
 def _steps(rows: DataFrame) -> Figure:
     title = "100 requests of 256 + 100 tokens, then 5 of 8,000 + 100"
-    figure, (axis,) = plotting.panels([title], width=8.0, height=2.9)
+    figure, (axis,) = plotting.panels([title], width=7.6, height=2.9)
     drawn = {"decodes": rows["decodes"], "prompt tokens": rows["prompt_tokens"]}
-    axis.stackplot(rows["iteration"], *drawn.values(), step="post", colors=COLORS, labels=list(drawn))
-    axis.axhline(SHOWN[1], color="#4D4D4D", linewidth=1, linestyle=(0, (4, 1.5)), label="budget")
-    axis.set(xlabel="iteration", ylabel="tokens", xlim=(0, 180), ylim=(0, 1.12 * SHOWN[1]))
-    figure.legend(loc="outside upper center", ncols=3, fontsize=9)
+    colors = [plotting.other(number).color for number in (0, 7)]
+    axis.stackplot(rows["iteration"], *drawn.values(), step="post", colors=colors)
+    axis.axhline(SHOWN[1], color="#333333", linewidth=1)
+    axis.annotate(f"the budget: {SHOWN[1]}", (180, SHOWN[1]), (-3, 4), textcoords="offset points", ha="right")
+    axis.set(xlabel="iteration", ylabel="tokens", xlim=(0, 180), ylim=(0, 1.15 * SHOWN[1]))
+    plotting.place_legend(figure, [plotting.swatch(name, color) for name, color in zip(drawn, colors)])
     plotting.footer(figure, rows, note="The first 180 iterations")
     return figure
 

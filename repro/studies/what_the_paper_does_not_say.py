@@ -148,7 +148,7 @@ def swapped_in_service(rate: float, duration_s: float, seed: int) -> dict[str, A
 
 @house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    return {"both_readings": draw_plots(rows)}
+    return {"both_readings": draw_plots(rows, not params.another_run)}
 
 
 def tables(rows: Rows, params: Params) -> dict[str, DataFrame]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as _Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from repro.report.plotting.style import GREY, LINE, PAPER, PIECES, Style, house, label, styles
+from repro.report.plotting.style import BAR, GREY, LINE, PAPER, PAPER_BAR, PIECES, Style, house, ink, label, styles
 
 Points = Sequence[tuple[float, float]]
 Shares = Mapping[str, float]
@@ -49,43 +50,110 @@ def bare(axis: Axes) -> None:
         spine.set_visible(False)
 
 
-def ticks(axis: Axes, values: Sequence[float]) -> None:
-    """Ticks at these values of a logarithmic y axis, and no others."""
-    axis.set_yticks(values, [f"{value:,}" for value in values])
-    axis.minorticks_off()
+def log(axis: Axes, sides: str = "y") -> None:
+    """Logarithmic axes ("x", "y" or "xy") with at least three plain numbers each, and the word in their labels. Call
+    it once everything is drawn."""
+    for side in sides:
+        axis.set(**{f"{side}scale": "log"})
+        low, high = getattr(axis, f"get_{side}lim")()
+        choices = [_marks(low, high, steps) for steps in ((1,), (1, 3), (1, 2, 5), (1, 2, 3, 4, 5, 7))]
+        line = getattr(axis, f"{side}axis")
+        line.set_major_locator(FixedLocator(next((marks for marks in choices if len(marks) > 2), choices[-1])))
+        line.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}"))
+        line.set_minor_locator(NullLocator())
+        text = line.get_label_text()
+        line.set_label_text(f"{text[:-1]}, log)" if text.endswith(")") else f"{text} (log)")
+
+
+def _marks(low: float, high: float, steps: Sequence[int]) -> list[float]:
+    """The multiples of powers of ten within two ends."""
+    marks = (step * 10.0**power for power in range(-9, 10) for step in steps)
+    return [mark for mark in marks if low * 0.999 <= mark <= high * 1.001]
+
+
+def powers_of_two(axis: Axes, values: Iterable[float], label: str = "block size (tokens)") -> None:
+    """A logarithmic x axis with a tick at each value."""
+    ticks = list(values)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.set_xlabel(f"{label[:-1]}, log)" if label.endswith(")") else f"{label} (log)")
+
+
+def band(axis: Axes, low: float, high: float, text: str, side: str = "y") -> None:
+    """A grey band between two values of an axis, named where it is drawn: in its lower left corner, or on its top."""
+    look = dict(color=GREY, fontsize=8.5, va="bottom", zorder=1)
+    if side == "y":
+        axis.axhspan(low, high, color="#ECECEC", zorder=0)
+        axis.text(0.005, low, text, transform=axis.get_yaxis_transform(), **look)
+    else:
+        axis.axvspan(low, high, color="#ECECEC", zorder=0)
+        axis.text((low + high) / 2, 1.0, text, transform=axis.get_xaxis_transform(), ha="center", **look)
 
 
 def curves(
-    axis: Axes, rows: pd.DataFrame, x: str, y: str, by: str = "system", paper: Mapping[str, Points] | None = None
+    axis: Axes,
+    rows: pd.DataFrame,
+    x: str,
+    y: str,
+    by: str = "system",
+    paper: Mapping[str, Points] | None = None,
+    looks: Mapping[str, Style] | None = None,
 ) -> None:
     """One curve for each `by` and kind of evidence: mean over the seeds, with a band from the least to the most.
 
-    `paper` maps a system to the paper's points [(x, y)], drawn hollow around ours."""
-    looks = styles([*rows[by], *(paper or {})])
+    `paper` maps a system to the paper's points [(x, y)], drawn hollow around ours; `looks` are the systems' own unless
+    given."""
+    looks = looks or styles([*rows[by], *(paper or {})])
     for system, points in (paper or {}).items():
         axis.plot(*zip(*points), color=looks[system].color, marker=looks[system].marker, zorder=4, **PAPER)
     for (system, evidence), group in rows.dropna(subset=[y]).groupby([by, "evidence"], sort=False):
         spread = group.groupby(x)[y].agg(["mean", "min", "max"])
         color, marker = looks[system].color, looks[system].marker
-        axis.fill_between(spread.index, spread["min"], spread["max"], color=color, alpha=0.18, linewidth=0, zorder=1)
+        axis.fill_between(spread.index, spread["min"], spread["max"], color=color, alpha=0.25, linewidth=0, zorder=1)
         axis.plot(spread.index, spread["mean"], color=color, marker=marker, zorder=3, **LINE[evidence])
 
 
 def bars(
-    axis: Axes, rows: pd.DataFrame, y: str, by: str = "system", paper: Shares | None = None, digits: int = 1
+    axis: Axes,
+    rows: pd.DataFrame,
+    y: str,
+    by: str = "system",
+    paper: Shares | None = None,
+    beside: Shares | None = None,
+    digits: int = 1,
 ) -> None:
-    """One bar for each `by`: mean over the rows, a whisker from the least to the most, the paper's hollow beside it."""
+    """One bar for each `by`: mean over the rows, a whisker from the least to the most; to the right of it the paper's,
+    hollow, or another one of ours, pale."""
     looks = styles(rows[by])
     for place, (system, group) in enumerate(rows.groupby(by, sort=False)):
-        values = group[y]
-        mean = values.mean()
-        axis.bar(place - 0.2, mean, 0.38, **_bar_look(looks[system].color, group))
-        whisker(axis, place - 0.2, values)
-        _number_above(axis, f"{mean:.{digits}f}", place - 0.2, values.max(), "black")
-        if paper and system in paper:
-            axis.bar(place + 0.2, paper[system], 0.38, facecolor="none", edgecolor=looks[system].color, linewidth=1.3)
-            _number_above(axis, f"{paper[system]:.{digits}f}", place + 0.2, paper[system], GREY)
-    _name_systems(axis, looks)
+        other = (paper or beside or {}).get(system)
+        pair(axis, place, group[y], group["evidence"].iloc[0], looks[system].color, other, digits, pale=not paper)
+    name_systems(axis, looks)
+
+
+def pair(
+    axis: Axes,
+    place: float,
+    ours: pd.Series,
+    evidence: str,
+    color: str,
+    other: float | None = None,
+    digits: int = 1,
+    pale: bool = False,
+) -> None:
+    """Our bar, with its mean written above, and another to the right of it: the paper's, hollow, or `pale`. The numbers
+    grow outwards, so that neither reaches the other's bar."""
+    mean = ours.mean()
+    axis.bar(place - 0.2, mean, 0.38, color=color, **BAR[evidence])
+    whisker(axis, place - 0.2, ours)
+    axis.margins(y=0.1)
+    written = dict(textcoords="offset points", va="bottom", fontsize=8.5)
+    axis.annotate(f"{mean:.{digits}f}", (place - 0.005, ours.max()), (0, 2), ha="right", **written)
+    if other is not None:
+        look = dict(color=color, alpha=0.45) if pale else dict(PAPER_BAR, edgecolor=color)
+        axis.bar(place + 0.2, other, 0.38, **look)
+        axis.annotate(f"{other:.{digits}f}", (place + 0.03, other), (0, 2), ha="left", color=GREY, **written)
 
 
 def memory_bars(
@@ -98,19 +166,19 @@ def memory_bars(
     """Fig. 2: what the pool holds, stacked to 100 %; the paper's bar hollow to the right of ours.
 
     `rows` have the columns of `PIECES`, in % of the pool; `paper` is ``repro.report.paper.figure("fig2")``, or `beside`
-    has other shares of the same columns to be drawn hollow. The whisker shows the least and the most token states over
-    the rows."""
+    has other shares of the same columns, which are drawn pale. Above each bar is what holds no token. The whisker shows
+    the least and the most token states over the rows."""
     looks = styles(rows[by])
     for place, (system, group) in enumerate(rows.groupby(by, sort=False)):
-        _stack(axis, place - 0.21, {piece: group[piece].mean() for piece in PIECES}, hollow=False)
-        whisker(axis, place - 0.33, group["token_states"])
+        _stack(axis, place - 0.21, {piece: group[piece].mean() for piece in PIECES})
+        whisker(axis, place - 0.21, group["token_states"])
         if paper and system in paper:
             theirs = {_PAPER_PIECE.get(name, name): share for name, share in paper[system].items()}
             _stack(axis, place + 0.21, theirs, hollow=True)
         elif beside and system in beside:
-            _stack(axis, place + 0.21, {piece: beside[system][piece] for piece in PIECES}, hollow=True)
-    _name_systems(axis, looks)
-    axis.set_ylim(0, 101)
+            _stack(axis, place + 0.21, {piece: beside[system][piece] for piece in PIECES}, alpha=0.45)
+    name_systems(axis, looks)
+    axis.set(ylim=(0, 109), yticks=range(0, 101, 20))
 
 
 def pool_timeline(usage: pd.DataFrame, title: str = "What the pool holds") -> Figure:
@@ -120,47 +188,38 @@ def pool_timeline(usage: pd.DataFrame, title: str = "What the pool holds") -> Fi
         looks = dict(zip(("labels", "colors", "hatch"), zip(*PIECES.values())))
         axis.stackplot(usage.index, usage[list(PIECES)].T, edgecolor="white", **looks)
         axis.set(xlabel="time (s)", ylabel="slots", xlim=(usage.index[0], usage.index[-1]), ylim=(0, None))
-        figure.legend(loc="outside upper center", ncols=2, fontsize=9)
+        figure.legend(loc="outside upper center", ncols=2)
     return figure
 
 
 def whisker(axis: Axes, x: float, values: pd.Series) -> None:
-    """A line from the least to the most value, around their mean."""
+    """A line from the least to the most of several values, around their mean."""
     mean = values.mean()
-    axis.errorbar(x, mean, [[mean - values.min()], [values.max() - mean]], color="black", linewidth=1, capsize=2.5)
+    if values.nunique() > 1:
+        ends = [[mean - values.min()], [values.max() - mean]]
+        axis.errorbar(x, mean, ends, color="black", linewidth=1, capsize=2.5)
 
 
-def _number_above(axis: Axes, text: str, x: float, y: float, color: str) -> None:
-    axis.annotate(text, (x, y), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=8, color=color)
-
-
-def _stack(axis: Axes, x: float, shares: Shares, hollow: bool) -> None:
+def _stack(axis: Axes, x: float, shares: Shares, hollow: bool = False, alpha: float = 1.0) -> None:
     bottom = 0.0
     for piece, share in shares.items():
         if share == 0:
             continue
         _, color, hatch = PIECES[piece]
-        if hollow:
-            look = dict(facecolor="none", edgecolor=color, linewidth=1.4)
-            text = dict(color=GREY)
-        else:
-            look = dict(facecolor=color, edgecolor="white", linewidth=0.6, hatch=hatch)
-            text = dict(color="white", fontweight="bold")
         inset = 0.35 if hollow and share > 1 else 0.0  # keeps the outlines of neighbours apart
+        filled = dict(facecolor=color, edgecolor="white", linewidth=0.6, hatch=hatch, alpha=alpha)
+        look = dict(PAPER_BAR, edgecolor=color) if hollow else filled
         axis.bar(x, share - 2 * inset, 0.39, bottom=bottom + inset, **look)
-        if share >= 4.5:
-            box = dict(facecolor=color, edgecolor="none", pad=1.2) if hatch else None
-            middle = bottom + share / 2
-            axis.text(x, middle, f"{share:.1f}", ha="center", va="center", fontsize=7.5, bbox=box, **text)
+        if share >= 5:
+            box = dict(facecolor=color, edgecolor="none", pad=1.0, alpha=alpha) if hatch and not hollow else None
+            text = dict(color=GREY) if hollow else dict(color=ink(color))
+            axis.text(x, bottom + share / 2, f"{share:.1f}", ha="center", va="center", fontsize=8.5, bbox=box, **text)
         bottom += share
+    axis.text(x, 101, f"{100 - shares['token_states']:.1f}", ha="center", va="bottom", fontsize=8.5, color=GREY)
 
 
-def _bar_look(color: str, group: pd.DataFrame) -> dict[str, object]:
-    if group["evidence"].isin(["measured", "recorded"]).all():
-        return dict(color=color, edgecolor="black", linewidth=0.8)
-    return dict(color=color, alpha=0.75, edgecolor=color, linewidth=0.8, linestyle="--")
-
-
-def _name_systems(axis: Axes, looks: Mapping[str, Style]) -> None:
-    axis.set_xticks(range(len(looks)), [label(system).replace(" (", "\n(") for system in looks], fontsize=8.5)
+def name_systems(axis: Axes, systems: Iterable[str]) -> None:
+    """Systems under their bars, in two lines where a name is long."""
+    names = [label(system).replace(" (", "\n(").replace("FasterT", "Faster\nT") for system in systems]
+    axis.set_xticks(range(len(names)), names)
     axis.grid(axis="x", visible=False)

@@ -1,4 +1,8 @@
-"""The house style: one colour and marker per system, one line style per kind of evidence, the paper's points hollow."""
+"""The house style, in which every mark has one meaning.
+
+A colour and a marker of `STYLE` are that system and nothing else. Hollow is the paper and nothing else. A dashed line
+is modelled time; a solid one was counted, or with a dark rim clocked. A cross is ours with one thing changed. What is
+no system takes its colours from `other`."""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from typing import Any
 
 import matplotlib
 import seaborn
+from matplotlib.colors import to_rgb
 
 from repro.engine.systems import SYSTEMS
 
@@ -32,27 +37,40 @@ STYLE: Mapping[str, Style] = {
 # The paper's own systems only: a figure must not depend on what else a process has registered.
 LABEL: Mapping[str, str] = {name: SYSTEMS[name].label for name in STYLE}
 _OTHERS = (
-    Style("#56B4E9", "P"),
-    Style("#4D4D4D", "X"),
+    Style("#6A51A3", "P"),
+    Style("#8C8B1F", "X"),
+    Style("#333333", "p"),
     Style("#882255", "<"),
-    Style("#117733", ">"),
-    Style("#999933", "p"),
-    Style("#332288", "h"),
-    Style("#AA4499", "*"),
-    Style("#661100", "d"),
+    Style("#A0703C", ">"),
+    Style("#5F7A8A", "h"),
+    Style("#9BBF30", "*"),
+    Style("#B39DDB", "d"),
 )
 
-# Dashed is what no clock measured, solid is what one did; recorded runs carry a dark rim. The paper's own is hollow.
+# Ways to decode and to preempt: no systems either, but the same in every figure.
+WAYS: Mapping[str, Style] = dict(zip(("parallel", "beam", "recompute", "swap", "swap-in", "swap-out"), _OTHERS))
+
+_CLOCKED = dict(linestyle="-", linewidth=2.0, markersize=6.5, markeredgecolor="black", markeredgewidth=0.8)
 LINE: Mapping[str, dict[str, Any]] = {
-    "exact": dict(linestyle="-", linewidth=1.2, markersize=4),
-    "replayed": dict(linestyle=(0, (5, 1.5, 1, 1.5)), linewidth=1.6, markersize=4),
-    "modelled": dict(linestyle=(0, (4, 1.5)), linewidth=1.6, markersize=4),
-    "measured": dict(linestyle="-", linewidth=2.0, markersize=6.5),
-    "recorded": dict(linestyle="-", linewidth=2.0, markersize=6.5, markeredgecolor="black", markeredgewidth=0.8),
+    "exact": dict(linestyle="-", linewidth=1.2, markersize=4.5),
+    "replayed": dict(linestyle="-", linewidth=1.2, markersize=4.5),
+    "modelled": dict(linestyle=(0, (4, 1.5)), linewidth=1.7, markersize=4.5),
+    "measured": _CLOCKED,
+    "recorded": _CLOCKED,
+}
+_CLOCKED_BAR = dict(edgecolor="black", linewidth=0.8)
+BAR: Mapping[str, dict[str, Any]] = {
+    "exact": dict(linewidth=0),
+    "replayed": dict(linewidth=0),
+    "modelled": dict(edgecolor="#333333", linewidth=1.0, linestyle="--", alpha=0.8),
+    "measured": _CLOCKED_BAR,
+    "recorded": _CLOCKED_BAR,
 }
 PAPER: Mapping[str, Any] = dict(
     linestyle=(0, (1, 1.6)), linewidth=1.0, markersize=7, markerfacecolor="none", markeredgewidth=1.1
 )
+PAPER_BAR: Mapping[str, Any] = dict(facecolor="none", linewidth=1.4)
+CROSS: Mapping[str, Any] = dict(marker="x", linestyle="", markersize=7, markeredgewidth=1.6)
 GREY = "#555555"
 
 # The parts of Fig. 2, from the bottom up: name in `MemoryUsage` -> (label, colour, hatch).
@@ -60,21 +78,32 @@ PIECES: Mapping[str, tuple[str, str, str]] = {
     "token_states": ("token states", "#3B8B5D", ""),
     "reserved": ("reservation", "#E3B23C", ""),
     "internal": ("internal fragmentation", "#C8553D", ""),
-    "rounding": ("external & others: rounding to a power of two", "#8E9AAF", "////"),
-    "free": ("external & others: free or lost", "#8E9AAF", ""),
+    "rounding": ("external & others: rounded up", "#9FABC0", "////"),
+    "free": ("external & others: free or lost", "#9FABC0", ""),
 }
 
 
 def styles(systems: Iterable[str]) -> dict[str, Style]:
     """A style for each system: the fixed one, or for systems of the user's the next free one in order of appearance."""
-    names = list(dict.fromkeys(systems))
-    strangers = [name for name in names if name not in STYLE]
-    return {name: STYLE[name] if name in STYLE else _OTHERS[strangers.index(name) % len(_OTHERS)] for name in names}
+    fixed, names = {**STYLE, **WAYS}, list(dict.fromkeys(systems))
+    strangers = [name for name in names if name not in fixed]
+    return {name: fixed[name] if name in fixed else other(strangers.index(name)) for name in names}
+
+
+def other(number: int) -> Style:
+    """A style that no system of the paper's has: the same number, the same style."""
+    return _OTHERS[number % len(_OTHERS)]
 
 
 def label(system: str) -> str:
     """The system's name in figures: the paper's for its systems, else the name itself."""
     return LABEL.get(system, system)
+
+
+def ink(color: str) -> str:
+    """Dark or white, whichever is read better on a colour (by WCAG's relative luminance)."""
+    channels = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)]
+    return "#1A1A1A" if sum(c * weight for c, weight in zip(channels, (0.2126, 0.7152, 0.0722))) > 0.179 else "white"
 
 
 @contextmanager
@@ -92,14 +121,17 @@ def house() -> Iterator[None]:
                 "axes.axisbelow": True,
                 "axes.spines.top": False,
                 "axes.spines.right": False,
-                "axes.titlesize": 10.5,
+                "font.size": 9.5,  # of what is written into a panel
+                "axes.titlesize": 11,
                 "axes.titleweight": "bold",
                 "axes.edgecolor": "#888888",
                 "hatch.linewidth": 0.6,
                 "legend.frameon": False,
-                "axes.labelsize": 10,
-                "xtick.labelsize": 9,
-                "ytick.labelsize": 9,
+                "legend.fontsize": 10,
+                "legend.title_fontsize": 10,
+                "axes.labelsize": 10.5,
+                "xtick.labelsize": 9.5,
+                "ytick.labelsize": 9.5,
                 "figure.dpi": 130,
             }
         ),
