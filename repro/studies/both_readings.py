@@ -176,13 +176,10 @@ def draw_plots(rows: Rows, with_paper: bool) -> Figure:
     for axis, draw in zip(axes, panels.values()):
         draw(axis, rows, with_paper)
     everything = together(*(part[["evidence", "device", "seed"]] for part in rows.values()))
-    ours, theirs = (
-        {"marker": "o", "linestyle": ""} | more for more in ({}, {"markerfacecolor": "none", "markersize": 7})
-    )
-    handles = [plotting.key("ours", **ours)]
-    handles += [plotting.key("the paper", **theirs | plotting.PAPER)] * with_paper
-    handles += [plotting.swatch(*look) for look in (("(a) free or lost", _GREY), ("(a) rounded up", _GREY))]
-    handles[-1].set(hatch="////", edgecolor="white")
+    hatched = {"hatch": plotting.PIECES["rounding"][2], "edgecolor": "white"}
+    handles = [plotting.key("ours", marker="o", linestyle="")]
+    handles += [plotting.key("the paper", marker="o", **plotting.PAPER)] * with_paper
+    handles += [plotting.swatch("(a) free or lost", _GREY), plotting.swatch("(a) rounded up", _GREY, **hatched)]
     plotting.place_legend(figure, handles)
     plotting.footer(figure, everything, with_paper=with_paper)
     return figure
@@ -192,9 +189,8 @@ def _draw_external(axis: Axes, rows: Rows, with_paper: bool) -> None:
     pool = rows["pool"].set_index("system").drop(index="vllm")
     for place, (name, found) in enumerate(pool.iterrows()):
         axis.bar(place - 0.2, found["free"], 0.38, color=_GREY)
-        axis.bar(
-            place - 0.2, found["rounding"], 0.38, bottom=found["free"], color=_GREY, hatch="////", edgecolor="white"
-        )
+        hatched = {"color": _GREY, "hatch": plotting.PIECES["rounding"][2], "edgecolor": "white"}
+        axis.bar(place - 0.2, found["rounding"], 0.38, bottom=found["free"], **hatched)
         if with_paper:
             theirs = paper.figure("fig2")[name]["external & others"]
             axis.bar(place + 0.2, theirs, 0.38, edgecolor=_GREY, **plotting.PAPER_BAR)
@@ -257,13 +253,10 @@ def _draw_swap_shares(axis: Axes, rows: Rows, with_paper: bool) -> None:
 
 def _draw_swapped(axis: Axes, rows: Rows, with_paper: bool) -> None:
     case = where(rows["swap"], num_cpu_blocks=rows["swap"]["num_cpu_blocks"].max()).sort_values("step")
-    pool, peak = case["num_blocks"].iloc[0], case.loc[case["swapped"].idxmax()]
-    last = case.iloc[-1]
-    swapped = "swapped", plotting.WAYS["swap"].color, "swapped out", (peak["step"] + 12, peak["swapped"] - 1)
-    for column, color, text, at in (
-        swapped,
-        ("on_gpu", "#333333", "on the GPU", (last["step"] + 1, last["on_gpu"] - 5)),
-    ):
+    pool, peak, last = case["num_blocks"].iloc[0], case.loc[case["swapped"].idxmax()], case.iloc[-1]
+    places = {"swapped": (peak["step"] + 12, peak["swapped"] - 1), "on_gpu": (last["step"] + 1, last["on_gpu"] - 5)}
+    looks = zip(places.items(), ("swapped out", "on the GPU"), (plotting.WAYS["swap"].color, "#333333"))
+    for (column, at), text, color in looks:
         axis.plot(case["step"], case[column], color=color, linewidth=1.4)
         axis.annotate(text, at, color=color)
     axis.axhline(pool, color=plotting.GREY, linewidth=0.8)

@@ -103,10 +103,10 @@ def _draw_throughput(axis: Axes, rows: Rows, workload: str) -> None:
             continue
         mean = shared.throughput_bar(axis, found, place, 0.62, color=looks[name].color)
         lines = [*sorted(set(found["mark"].dropna()) - {"steady"}), f"{mean:,.0f}"]
-        for said, values in (("×{:.{digits}f} ± {:.{digits}f}", ours.get(name)), ("paper ×{:.2f}", theirs.get(name))):
-            if values:
-                values = values if isinstance(values, tuple) else (values,)
-                lines.append(said.format(*values, digits=1 if values[0] >= 10 else 2))
+        if name in ours:
+            lines.append("×{:.{digits}f} ± {:.{digits}f}".format(*ours[name], digits=1 + (ours[name][0] < 10)))
+        if name in theirs:
+            lines.append(f"paper ×{theirs[name]:.2f}")
         at = place, found["tokens_per_s_high"].max()
         axis.annotate("\n".join(lines), at, (0, 3), textcoords="offset points", ha="center", fontsize=9)
     plotting.name_systems(axis, SYSTEMS)

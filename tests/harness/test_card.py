@@ -34,7 +34,7 @@ def test_the_card_says_what_the_parameters_mean_and_which_are_not_the_files(proj
     for meaning in ("req/s", "one trace each", "what goes wrong", "seconds that each point takes"):
         assert meaning in card
     assert "seeds [0, 1] one trace each fault null what" in text_of(card)  # as in the file: said once
-    assert "claims are not judged with these parameters" in card
+    assert "no verdicts: rates is [2, 4.5] instead of [3, 1, 2]" in card
 
 
 def test_the_card_counts_points_and_says_how_long_they_took_and_will_take(project: FakeProject) -> None:
@@ -105,7 +105,7 @@ def test_the_comparison_of_other_parameters_says_that_nothing_is_judged(project:
     )
     run = project.open("smoke", rates=[1])
     shown = run.compare(run.rows())
-    assert not len(shown.data) and "No claim of the paper is judged with these parameters" in shown.to_html()
+    assert not len(shown.data) and "no verdicts: rates is [1] instead of [3, 1, 2]" in shown.to_html()
     run = project.open()
     shown = run.compare(run.rows())
     assert list(shown.data["ours"]) == [3.2] and "<caption" not in shown.to_html()

@@ -218,6 +218,15 @@ def test_a_run_is_the_papers_while_only_what_is_free_differs() -> None:
     assert not made(smoke={"limit": 2}, scale="smoke").as_in_paper
 
 
+def test_a_number_makes_another_run_and_a_list_chooses_what_to_run() -> None:
+    smoke, chosen = made(smoke={"limit": 2}, scale="smoke"), made(rates=[1.0])
+    assert (
+        smoke.no_verdicts == "no verdicts: limit is 2 instead of 1" and smoke.another_run == "limit is 2 instead of 1"
+    )
+    assert chosen.no_verdicts.startswith("no verdicts: rates is [1] instead of") and not chosen.another_run
+    assert not made(seeds=[7]).no_verdicts and not made(seeds=[7]).another_run
+
+
 class Bounded(Parameters):
     rate: Positive = 1.0
     count: Count = 1

@@ -11,7 +11,7 @@ STATES = [State(number, 4, {"0": [Cell(7, 4, 2), Cell(1, number, 1)], "1": [Cell
 def test_each_recorded_iteration_has_a_panel_with_its_cells():
     figure = draw(STATES)
     assert [axis.get_title() for axis in figure.axes] == [f"Iteration {n}: 2 physical blocks" for n in (1, 2)]
-    assert [text.get_text() for text in figure.axes[0].texts] == ["7 \u00d72", "1", "7 \u00d72"]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["7\u00d72", "1", "7\u00d72"]
     assert len(draw(STATES, [2]).axes) == 1
     assert len(draw(STATES, [2], max_blocks=1).axes[0].texts) == 2
 

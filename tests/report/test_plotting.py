@@ -52,10 +52,40 @@ def test_the_curve_is_the_mean_over_seeds_and_the_band_their_range(axis):
 
 
 def test_the_rows_evidence_decides_the_line(axis):
-    plotting.curves(axis, pd.concat([rows(), rows(evidence="measured")]), "rate", "latency")
-    modelled, measured = axis.lines
-    assert modelled.get_color() == measured.get_color() == plotting.STYLE["vllm"].color
-    assert modelled.get_linestyle() != "-" and measured.get_linestyle() == "-"
+    kinds = ("modelled", "replayed", "measured")
+    plotting.curves(axis, pd.concat([rows(evidence=kind) for kind in kinds]), "rate", "latency")
+    modelled, replayed, measured = axis.lines
+    assert modelled.get_color() == replayed.get_color() == measured.get_color() == plotting.STYLE["vllm"].color
+    assert modelled.get_linestyle() != "-" and replayed.get_linestyle() == measured.get_linestyle() == "-"
+    assert measured.get_markeredgecolor() == "black" != replayed.get_markeredgecolor()
+
+
+def test_text_is_dark_on_light_colours_and_white_on_dark_ones():
+    assert plotting.ink("#E3B23C") == plotting.ink("#9FABC0") == "#1A1A1A" and plotting.ink("#17436F") == "white"
+
+
+@pytest.mark.parametrize("low, high", [(0.02, 1.15), (0.06, 0.3), (1600, 80_000), (1e-3, 1e4)])
+def test_a_logarithmic_axis_has_plain_numbers_and_says_so(axis, low, high):
+    axis.set(ylim=(low, high), ylabel="latency (s)", yscale="log")
+    plotting.log(axis)
+    axis.figure.draw_without_rendering()
+    texts = [text.get_text() for text in axis.get_yticklabels()]
+    assert len(texts) >= 3 and not any("$" in text for text in texts)
+    assert axis.get_ylabel() == "latency (s, log)"
+
+
+def test_a_band_is_named_where_it_is_drawn(axis):
+    plotting.band(axis, -15, 15, "within 15 %")
+    assert [text.get_text() for text in axis.texts] == ["within 15 %"]
+
+
+def test_a_legend_takes_as_few_lines_as_the_width_allows():
+    with plotting.house():
+        figure, _ = plotting.panels(["one", "two"])
+        plotting.place_legend(figure, [plotting.key(text) for text in ("a", "b", "c", "a very long name indeed")])
+        figure.draw_without_rendering()
+    box = figure.legends[0].get_window_extent()
+    assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 and figure.legends[0]._ncols > 1
 
 
 def test_the_paper_s_points_are_hollow_and_ours_are_not(axis):
@@ -95,13 +125,14 @@ def test_the_footer_says_what_the_figure_is():
     both = pd.concat([rows(), rows(evidence="recorded", device="h200", seeds=(0,))])
     text = plotting.provenance(both, with_paper=True)
     assert text == (
-        "modelled on a100-2023, 3 seeds (mean; least to most); recorded on h200, 1 seed; hollow: the paper's points"
+        "Modelled: virtual time, step times of a100-2023, mean of 3 seeds (range: least to most). "
+        "Recorded earlier on h200, one seed. Hollow: the paper"
     )
     with plotting.house():
         figure, _ = plotting.panels(["one"])
         plotting.footer(figure, rows(), note="A word more.")
     written = " ".join(figure.texts[-1].get_text().split())
-    assert written.startswith("Modelled on a100-2023") and written.endswith("A word more.")
+    assert written.startswith("Modelled: virtual time") and written.endswith("A word more.")
 
 
 def test_the_house_leaves_matplotlib_s_settings_alone():

@@ -144,7 +144,7 @@ def test_a_gpu_that_is_not_recorded_leaves_the_rest_as_it_is(small):
     run, rows = small
 
     def labels(rows, params):
-        legend = study.draw(rows, params)["fig19_preemption"].axes[0].get_legend()
+        (legend,) = study.draw(rows, params)["fig19_preemption"].legends
         return {text.get_text() for text in legend.get_texts()}
 
     without = {**rows, "recorded": rows["recorded"][:0]}

@@ -41,7 +41,9 @@ def another_run(stem):
 
 def hollow(figure):
     """Markers and bars without a filling."""
-    lines = [line for axis in figure.axes for line in axis.lines if line.get_marker() not in ("", "None", "x", "+", "_")]
+    lines = [
+        line for axis in figure.axes for line in axis.lines if line.get_marker() not in ("", "None", "x", "+", "_")
+    ]
     bars = [bar for axis in figure.axes for bar in axis.patches if bar.get_width() and bar.get_height()]
     return [line for line in lines if str(line.get_markerfacecolor()) == "none"] + [
         bar for bar in bars if bar.get_facecolor()[3] == 0

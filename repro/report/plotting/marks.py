@@ -81,14 +81,15 @@ def powers_of_two(axis: Axes, values: Iterable[float], label: str = "block size 
 
 
 def band(axis: Axes, low: float, high: float, text: str, side: str = "y") -> None:
-    """A grey band between two values of an axis, named where it is drawn: in its lower left corner, or on its top."""
-    look = dict(color=GREY, fontsize=8.5, va="bottom", zorder=1)
+    """A grey band between two values of an axis, named where it is drawn: in its lower left corner, or at its top."""
+    look = dict(color=GREY, fontsize=8.5, zorder=1)
     if side == "y":
         axis.axhspan(low, high, color="#ECECEC", zorder=0)
-        axis.text(0.005, low, text, transform=axis.get_yaxis_transform(), **look)
+        axis.text(0.005, low, text, transform=axis.get_yaxis_transform(), va="bottom", **look)
     else:
         axis.axvspan(low, high, color="#ECECEC", zorder=0)
-        axis.text((low + high) / 2, 1.0, text, transform=axis.get_xaxis_transform(), ha="center", **look)
+        middle = (low + high) / 2
+        axis.text(middle, 0.99, text, transform=axis.get_xaxis_transform(), ha="center", va="top", **look)
 
 
 def curves(
