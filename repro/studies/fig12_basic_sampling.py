@@ -108,7 +108,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
             look = {"facecolor": "none", "edgecolor": color, "linewidth": 0, "hatch": "/////", "alpha": 0.5}
             axis.fill_between(here.index, here["min"], here["max"], **look)
 
-    note = "One latency a panel is calibrated: vLLM's at its lowest rate. Dotted line: the 0.5 s/token of the crossings"
+    note = "One latency a panel is calibrated: vLLM's at its lowest rate. Thin line: the 0.5 s/token of the crossings"
     main, with_paper = where(latency, assumption=MAIN), not params.another_run
     more = [
         plotting.swatch("other readings of Fig. 1's slope", "none", edgecolor=plotting.GREY, linewidth=0, hatch="/////")

@@ -106,7 +106,7 @@ def _draw_throughput(axis: Axes, rows: Rows, workload: str) -> None:
         if name in ours:
             lines.append("×{:.{digits}f} ± {:.{digits}f}".format(*ours[name], digits=1 + (ours[name][0] < 10)))
         if name in theirs:
-            lines.append(f"paper ×{theirs[name]:.2f}")
+            lines.append(f"paper ×{theirs[name]:#.3g}")
         at = place, found["tokens_per_s_high"].max()
         axis.annotate("\n".join(lines), at, (0, 3), textcoords="offset points", ha="center", fontsize=9)
     plotting.name_systems(axis, SYSTEMS)

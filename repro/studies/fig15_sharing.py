@@ -190,7 +190,7 @@ def _draw_panel(axis: Axes, rows: DataFrame, method: str, printed: dict[int, flo
     for place, width in enumerate(widths):
         here = rows[rows["width"] == width]
         ours = recorded(here)["saving"]
-        plotting.pair(axis, place, ours, "replayed", color, printed.get(width))
+        plotting.pair(axis, place, ours, "replayed", color, printed.get(width), alone=not printed)
         if printed and width not in printed:
             text = {"ha": "center", "va": "bottom", "color": plotting.GREY}
             axis.annotate("not\nstated", (place + 0.2, 0), (0, 3), textcoords="offset points", **text)

@@ -121,7 +121,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     plotting.legend(figure, latency, with_paper=with_paper, more=more)
     means = f"sentences of {MEAN_TOKENS[0]:g} and {MEAN_TOKENS[1]:g} tokens on average"
     sentences = means if params.sentences is None else f"sentences: {params.sentences}"
-    note = f"Dotted line: 0.5 s/token. Calibrated on Fig. 12's {ANCHOR}; {sentences}"
+    note = f"Thin line: 0.5 s/token. Calibrated on Fig. 12's {ANCHOR}; {sentences}"
     plotting.footer(figure, latency, with_paper=with_paper, note=note)
     return {"fig16_shared_prefix": figure}
 

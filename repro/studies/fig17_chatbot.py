@@ -103,7 +103,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
         _draw_ratios(axes[2], found[found["conversations"] == STATED], with_paper)
     plotting.legend(figure, latency, with_paper=with_paper, more=plotting.seeds_band(latency))
     full = f"{latency['full_prompts'].mean():.0%} of the curves' prompts are full"
-    note = f"Dotted line, left: 0.5 s/token. Calibrated on Fig. 12's {ANCHOR}; {full}"
+    note = f"Thin line, left: 0.5 s/token. Calibrated on Fig. 12's {ANCHOR}; {full}"
     plotting.footer(figure, latency, with_paper=with_paper, note=note)
     return {"fig17_chatbot": figure}
 

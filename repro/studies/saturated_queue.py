@@ -100,7 +100,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     replays = rows["replay"]
     titles = ["Where the slots are", "Tokens a step"]
     figure, axes = plotting.panels(titles, columns=1, width=10.8, height=3.1, sharex=True)
-    plotting.memory_bars(axes[0], replays, by="setup")
+    plotting.memory_bars(axes[0], replays, by="setup", beside={})
     setups = list(dict.fromkeys(replays["setup"]))
     for place, name in enumerate(setups):
         ours, color = where(replays, setup=name)["tokens_per_step"], plotting.other(0).color

@@ -156,7 +156,7 @@ def rates(figure: str, panel: str, name: str, instead: str | None = None) -> lis
 def draw_curves(axis: Axes, latency: DataFrame, theirs: Mapping[str, list[paper.Point]]) -> None:
     """One panel of latency curves, up to 1 s/token, with the paper's points."""
     plotting.curves(axis, latency, "rate", "latency_s_per_token", paper=theirs)
-    axis.axhline(LEVEL, color=plotting.GREY, linewidth=0.8, linestyle=":")
+    axis.axhline(LEVEL, color=plotting.GREY, linewidth=0.7)
     axis.set(xlabel="request rate (req/s)", ylabel="latency (s/token)", xlim=(0, None), ylim=(0.02, 1.15))
     plotting.log(axis)
 

@@ -104,5 +104,6 @@ def footer(figure: Figure, rows: pd.DataFrame, with_paper: bool = False, note: s
 
 def watermark(figure: Figure, text: str) -> None:
     """Write across the figure what it is not."""
-    look = dict(fontsize=17, color="#B00020", alpha=0.28, ha="center", va="center", rotation=12, zorder=10)
-    figure.text(0.5, 0.5, text, fontweight="bold", **look)
+    look = dict(fontsize=17, color="#B00020", alpha=0.28, ha="center", va="center", rotation=8, zorder=10)
+    wrapped = textwrap.fill(text, int(figure.get_figwidth() / 0.22))
+    figure.text(0.5, 0.5, wrapped, fontweight="bold", **look)

@@ -128,8 +128,8 @@ def bars(
     hollow, or another one of ours, pale."""
     looks = styles(rows[by])
     for place, (system, group) in enumerate(rows.groupby(by, sort=False)):
-        other = (paper or beside or {}).get(system)
-        pair(axis, place, group[y], group["evidence"].iloc[0], looks[system].color, other, digits, pale=not paper)
+        other, alone = (paper or beside or {}).get(system), paper is None and beside is None
+        pair(axis, place, group[y], group["evidence"].iloc[0], looks[system].color, other, digits, not paper, alone)
     name_systems(axis, looks)
 
 
@@ -142,15 +142,17 @@ def pair(
     other: float | None = None,
     digits: int = 1,
     pale: bool = False,
+    alone: bool = False,
 ) -> None:
-    """Our bar, with its mean written above, and another to the right of it: the paper's, hollow, or `pale`. The numbers
-    grow outwards, so that neither reaches the other's bar."""
-    mean = ours.mean()
-    axis.bar(place - 0.2, mean, 0.38, color=color, **BAR[evidence])
-    whisker(axis, place - 0.2, ours)
+    """Our bar, with its mean written above, and another to the right of it: the paper's, hollow, or `pale`; or ours
+    `alone` in the middle. The numbers grow outwards, so that neither reaches the other's bar."""
+    mean, x = ours.mean(), place if alone else place - 0.2
+    axis.bar(x, mean, 0.38, color=color, **BAR[evidence])
+    whisker(axis, x, ours)
     axis.margins(y=0.1)
     written = dict(textcoords="offset points", va="bottom", fontsize=8.5)
-    axis.annotate(f"{mean:.{digits}f}", (place - 0.005, ours.max()), (0, 2), ha="right", **written)
+    at, side = (place, "center") if alone else (place - 0.005, "right")
+    axis.annotate(f"{mean:.{digits}f}", (at, ours.max()), (0, 2), ha=side, **written)
     if other is not None:
         look = dict(color=color, alpha=0.45) if pale else dict(PAPER_BAR, edgecolor=color)
         axis.bar(place + 0.2, other, 0.38, **look)
@@ -169,10 +171,10 @@ def memory_bars(
     `rows` have the columns of `PIECES`, in % of the pool; `paper` is ``repro.report.paper.figure("fig2")``, or `beside`
     has other shares of the same columns, which are drawn pale. Above each bar is what holds no token. The whisker shows
     the least and the most token states over the rows."""
-    looks = styles(rows[by])
+    looks, left = styles(rows[by]), 0.0 if paper is None and beside is None else -0.21
     for place, (system, group) in enumerate(rows.groupby(by, sort=False)):
-        _stack(axis, place - 0.21, {piece: group[piece].mean() for piece in PIECES})
-        whisker(axis, place - 0.21, group["token_states"])
+        _stack(axis, place + left, {piece: group[piece].mean() for piece in PIECES})
+        whisker(axis, place + left, group["token_states"])
         if paper and system in paper:
             theirs = {_PAPER_PIECE.get(name, name): share for name, share in paper[system].items()}
             _stack(axis, place + 0.21, theirs, hollow=True)
