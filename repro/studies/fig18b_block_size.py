@@ -130,7 +130,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     ]
     handles += [plotting.key("the paper", vllm.color, marker="o", **plotting.PAPER)] * with_paper
     plotting.place_legend(figure, handles)
-    note = f"The kernel is charged below {REFERENCE} only: above, it differs by 1 % at most" if BOTH in looks else ""
+    note = f"The kernel's own speed is charged below {REFERENCE} only" if BOTH in looks else ""
     plotting.footer(figure, together(kernel, served), with_paper=with_paper, note=note)
     return {"fig18b_block_size": figure}
 

@@ -51,9 +51,9 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
         for size in means.index[rate.isna()]:
             text = {"rotation": 90, "ha": "center", "color": plotting.GREY}
             shown[workload].annotate("not measured", (size, 0), (0, 4), textcoords="offset points", va="bottom", **text)
-        axes[2].plot(sizes, 100 * held, **look)
-        way = "vLLM's own rule" if way == "by_group" else f"always {way}"
-        handles.append(plotting.key(f"{WORKLOAD_LABEL[workload]}, {way}", **look))
+        name = f"{WORKLOAD_LABEL[workload]}, " + ("vLLM's own rule" if way == "by_group" else f"always {way}")
+        axes[2].plot(sizes, 100 * held, label=name, **look)
+        handles.append(plotting.key(name, **look))
     for axis in axes:
         axis.set(ylim=(0, None))
         plotting.powers_of_two(axis, sizes)
@@ -61,8 +61,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     axes[2].set(ylabel="% of the K/V pool", ylim=(0, 104))
     plotting.place_legend(figure, handles)
     steady = shared.steadiness(runs, "{workload} {way} {block_size}")
-    note = f"Whiskers: 95 % interval from five parts of the run. Right: both ShareGPT lines lie together. {steady}"
-    plotting.footer(figure, runs, note=note)
+    plotting.footer(figure, runs, note=f"Whiskers: 95 % interval from five parts of the run. {steady}")
     return {"fig18b_measured": figure}
 
 

@@ -112,8 +112,8 @@ def test_a_block_size_that_was_not_measured_leaves_a_gap(folder):  # noqa: F811
     assert fig18b_measured.between_ways(rows["blocks"]) == {}
     axis = fig18b_measured.draw(rows, run.params)["fig18b_measured"].axes[2]
     drawn = {line.get_label(): line.get_ydata() for line in axis.lines}
-    assert pd.isna(drawn["ShareGPT, swap"]).tolist() == [False, True, False]
-    assert pd.isna(drawn["ShareGPT, recompute"]).tolist() == [True, False, True]
+    assert pd.isna(drawn["ShareGPT, always swap"]).tolist() == [False, True, False]
+    assert pd.isna(drawn["ShareGPT, always recompute"]).tolist() == [True, False, True]
     judged = {one.claim_id: one.ours for one in run.judgements(rows)}
     assert set(judged) == {"fig18b-block-size", "fig18b-small-blocks"}  # the two ways have no size in common
     assert {name: list(ours["sharegpt"]) for name, ours in judged.items()} == dict.fromkeys(judged, ["16"])
