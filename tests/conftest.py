@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from browser import chromium, tab  # noqa: F401  (fixtures for all tests that open pages)
 from hypothesis import settings
 
 from repro.setup.environment import nvidia_driver, prepare_environment
