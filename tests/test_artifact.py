@@ -7,6 +7,8 @@ import json
 import re
 from collections import Counter
 
+from committed import committed
+
 from repro.setup.environment import ROOT
 
 TEXT = (ROOT / "docs" / "artifact.md").read_text(encoding="utf-8")
@@ -52,7 +54,7 @@ def test_the_commands_exist() -> None:
 def test_the_counts_in_the_texts_are_those_of_the_ledger_and_of_the_experiments() -> None:
     entries = json.loads((ROOT / "figures" / "claims.json").read_text(encoding="utf-8"))
     counts = Counter(entry["verdict"] for entry in entries)
-    experiments = len(list((ROOT / "experiments").glob("*.yaml")))
+    experiments = len(list((committed() / "experiments").glob("*.yaml")))
     assert f"{experiments} experiments; a ledger of {len(entries)} claims" in TEXT
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     said = (
@@ -62,4 +64,4 @@ def test_the_counts_in_the_texts_are_those_of_the_ledger_and_of_the_experiments(
     )
     assert said in " ".join(readme.split()) and sum(counts.values()) == len(entries)
     listed = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
-    assert all(f"notebooks/{path.stem}.ipynb" in listed for path in (ROOT / "experiments").glob("*.yaml"))
+    assert all(f"notebooks/{path.stem}.ipynb" in listed for path in (committed() / "experiments").glob("*.yaml"))

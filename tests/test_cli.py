@@ -13,15 +13,13 @@ import time
 from pathlib import Path
 
 import pytest
+from committed import committed
 from fake_project import CELLS, FakeProject
 
-from repro import paths
 from repro.cli import main
 from repro.harness.notebook import read_notebook
 from repro.harness.tables import csv_of
 from repro.report import embedding
-
-REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture
@@ -259,7 +257,11 @@ def test_a_function_defined_in_a_notebook_enters_the_key_with_its_source(project
 
 def test_ctrl_c_says_how_to_go_on(project: FakeProject) -> None:
     command = [sys.executable, "-m", "repro", "run", "tiny", "-p", "sleep=2"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+    def heed() -> None:  # a shell in the background ignores SIGINT, and its children inherit that
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed)
     points = project.folder / "results" / "tiny" / "points"
     deadline = time.monotonic() + 120
     while not list(points.glob("[0-9a-f]*.json")):
@@ -417,13 +419,13 @@ def test_faults_of_a_notebook_are_found(project: FakeProject) -> None:
 
 
 # The quickstart is a tour of the engine, not an experiment; tests/test_quickstart.py runs it.
-NOTEBOOKS = sorted(path for path in (REPOSITORY / "notebooks").glob("*.ipynb") if path.stem != "quickstart")
+NOTEBOOKS = sorted(path for path in (committed() / "notebooks").glob("*.ipynb") if path.stem != "quickstart")
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_projects_notebooks_are_thin_and_have_their_parameter_file(path: Path) -> None:
     assert faults_of_notebook(path) == []
-    assert (REPOSITORY / "experiments" / f"{path.stem}.yaml").is_file()
+    assert (committed() / "experiments" / f"{path.stem}.yaml").is_file()
 
 
 def test_every_experiment_has_its_notebook_and_its_parameters_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,7 +433,7 @@ def test_every_experiment_has_its_notebook_and_its_parameters_are_valid(monkeypa
 
     for name in ("REPRO_ROOT", "REPRO_STUDIES"):
         monkeypatch.delenv(name, raising=False)
-    for stem in paths.folders().stems():
-        assert (REPOSITORY / "notebooks" / f"{stem}.ipynb") in NOTEBOOKS
+    for stem in sorted(path.stem for path in (committed() / "experiments").glob("*.yaml")):
+        assert (committed() / "notebooks" / f"{stem}.ipynb") in NOTEBOOKS
         for scale in experiment.SCALES:
             assert experiment.open(stem, scale).study.points(experiment.open(stem, scale).params)

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from committed import committed
 
 from repro.bench.catalogue import BENCHMARKS
 from repro.cli import main
@@ -105,7 +106,7 @@ def exists(dotted: str) -> bool:
 
 
 def test_every_experiment_has_a_line_and_every_line_an_experiment() -> None:
-    stems = {path.stem for path in (ROOT / "experiments").glob("*.yaml")}
+    stems = {path.stem for path in (committed() / "experiments").glob("*.yaml")}
     assert set(re.findall(r"^\| \[(\w+)\]\(", PAGES["experiments.md"], re.MULTILINE)) == stems
     assert f"All {len(stems)} take" in PAGES["experiments.md"]
 
@@ -137,8 +138,8 @@ def test_no_line_is_too_wide(page: str) -> None:
 
 def test_the_notebooks_link_nowhere_else() -> None:
     """Links of notebooks to files of the checkout resolve, too."""
-    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+    for path in sorted((committed() / "notebooks").glob("*.ipynb")):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
         for link in found(r"\]\(([^)\s]+)\)", text):
-            assert "://" in link or Path(path.parent, link.partition("#")[0]).exists(), f"{path.name}: {link}"
+            assert "://" in link or Path(ROOT, "notebooks", link.partition("#")[0]).exists(), f"{path.name}: {link}"

@@ -29,6 +29,26 @@ assert "torch" not in sys.modules
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_without_torch_what_needs_it_says_so_in_a_sentence(package: str) -> None:
+    program = f"""
+import sys, repro
+sys.modules[{package!r}] = None
+try:
+    repro.LLM("smollm2")
+except repro.UserError as error:
+    print(error)
+from repro.harness.point import Point
+from repro.harness.workers import Task, _failure
+try:
+    import {package}
+except ModuleNotFoundError as error:
+    print(_failure(Task("key", "a point", Point(print, {{}}, ""), {{}}), error).kind)
+"""
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert out == f"this needs {package}, which a light set-up leaves out; run `make setup`, which adds it\nuser\n"
+
+
 @pytest.mark.parametrize("name", repro.__all__)
 def test_every_name_is_there_and_in_the_docstring(name: str) -> None:
     assert getattr(repro, name) is not None

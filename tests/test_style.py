@@ -4,8 +4,7 @@ import subprocess
 import sys
 
 import pytest
-
-from repro.setup.environment import ROOT
+from committed import committed
 
 FOLDERS = ("repro", "tests", "notebooks")
 
@@ -13,6 +12,9 @@ FOLDERS = ("repro", "tests", "notebooks")
 @pytest.mark.parametrize("command", [("format", "--check"), ("check",)], ids=("formatted", "linted"))
 def test_code_and_notebooks_are(command: tuple[str, ...]) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "ruff", *command, "--no-cache", *FOLDERS], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-m", "ruff", *command, "--no-cache", *FOLDERS],
+        capture_output=True,
+        text=True,
+        cwd=committed(),
     )
     assert done.returncode == 0, done.stdout + done.stderr

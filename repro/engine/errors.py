@@ -14,3 +14,15 @@ class UserError(Brief, ValueError):
     """Input that cannot work. The message names the value, what is allowed, and the remedy.
 
     The command line prints it as one line and exits with code 2; anything else that is raised is a bug of ours."""
+
+
+#: What a light set-up leaves out, as `import` names it.
+_MODELS = {"accelerate", "datasets", "gguf", "torch", "transformers", "triton"}
+
+
+def left_out(error: ModuleNotFoundError) -> Exception:
+    """What to raise for a package that is not there: a UserError if a light set-up leaves it out, else the error."""
+    package = (error.name or "").partition(".")[0]
+    if package not in _MODELS:
+        return error
+    return UserError(f"this needs {package}, which a light set-up leaves out; run `make setup`, which adds it")

@@ -25,7 +25,7 @@ from joblib import cpu_count
 from joblib.externals.loky import ProcessPoolExecutor
 from joblib.externals.loky.process_executor import BrokenProcessPool, TerminatedWorkerError
 
-from repro.engine.errors import Brief, UserError
+from repro.engine.errors import Brief, UserError, left_out
 from repro.harness.point import Point
 from repro.harness.progress import Progress
 from repro.harness.store import PointStore, check_tables
@@ -225,6 +225,8 @@ def _why_it_died(error: BaseException) -> str:
 
 
 def _failure(task: Task, error: BaseException) -> Failure:
+    if isinstance(error, ModuleNotFoundError):
+        error = left_out(error)
     if isinstance(error, UserError):
         return Failure(task.label, "user", str(error))
     details = "".join(traceback.format_exception(error))

@@ -20,7 +20,19 @@
 
 Only this package, `repro.kernels` and `repro.bench` import torch."""
 
-from repro.llm.llm import LLM
-from repro.llm.results import Generation, RequestResult, Sample, Statistics
+import warnings
+
+from repro.engine.errors import left_out
+
+with warnings.catch_warnings():
+    # In a notebook tqdm recommends a package of widgets, once, when transformers imports this. Nothing here needs that.
+    warnings.filterwarnings("ignore", "IProgress not found")
+    import tqdm.auto  # noqa: F401
+
+try:
+    from repro.llm.llm import LLM
+    from repro.llm.results import Generation, RequestResult, Sample, Statistics
+except ModuleNotFoundError as error:
+    raise left_out(error) from None
 
 __all__ = ["LLM", "Generation", "RequestResult", "Sample", "Statistics"]

