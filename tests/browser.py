@@ -96,8 +96,8 @@ class Tab:
         while not self.evaluate(f"Boolean({condition})"):
             if time.monotonic() > deadline:
                 text = self.evaluate("document.body.innerText.slice(-2000)")
-                raise AssertionError(f"not within {seconds:.0f} s: {condition}\n{self.complaints}\n{text}")
-            time.sleep(0.1)
+                raise AssertionError(f"not within {seconds:.0f} s: {condition}\n{self.complaints[-5:]}\n{text}")
+            time.sleep(0.25)
 
     def click(self, selector: str) -> None:
         """Click in the middle of the first element that a CSS selector finds, after scrolling there."""

@@ -16,7 +16,9 @@ from repro.bench.catalogue import BENCHMARKS
 from repro.cli import main
 from repro.setup.environment import ROOT
 
-PAGES = {page.name: page.read_text(encoding="utf-8") for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
+IN_ROOT = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
+FILES = [*(ROOT / name for name in IN_ROOT), *(ROOT / "docs").glob("*.md")]
+PAGES = {page.name: page.read_text(encoding="utf-8") for page in FILES}
 #: what docs/extending.md and docs/a100.md have the reader make
 MADE_BY_THE_READER = re.compile(
     r"^(experiments|notebooks|repro/studies)/(mine|<stem>)\.|^experiments/recorded/a100-80gb$"
@@ -34,7 +36,7 @@ def page(request: pytest.FixtureRequest) -> str:
 
 
 def test_every_link_resolves(page: str) -> None:
-    folder = ROOT if page == "README.md" else ROOT / "docs"
+    folder = ROOT if page in IN_ROOT else ROOT / "docs"
     links = [link.partition("#")[0] for link in found(r"\]\(([^)\s]+)\)", PAGES[page]) if "://" not in link]
     assert [link for link in links if not (folder / link).exists()] == []
 
@@ -76,7 +78,7 @@ def test_every_make_target_and_setting_exists(page: str) -> None:
 
 
 def test_every_command_and_option_exists(page: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in commands(PAGES[page], r"^(?:.*/)?python3? -m repro ([a-z].*)"):
+    for command in commands(PAGES[page], r"^(?:.*/)?(?:python3? -m )?repro ([a-z].*)"):
         words = command.partition("#")[0].split()
         called = words[:2] if words[0] == "bench" and words[1:] and words[1] in BENCHMARKS else words[:1]
         with pytest.raises(SystemExit) as ended:
@@ -103,6 +105,11 @@ def exists(dotted: str) -> bool:
             thing = import_module(".".join(parts[:length])) if length < len(parts) else None
             return all(hasattr(thing, name) and (thing := getattr(thing, name)) is not None for name in parts[length:])
     return False
+
+
+def test_the_index_has_every_page() -> None:
+    linked = {Path(link).name for link in found(r"\]\(([^)\s#]+\.md)", PAGES["index.md"])}
+    assert linked == set(PAGES) - {"index.md"}
 
 
 def test_every_experiment_has_a_line_and_every_line_an_experiment() -> None:

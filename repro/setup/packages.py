@@ -19,7 +19,7 @@ from pathlib import Path
 from repro.setup.environment import ROOT, is_writable
 
 NO_NETWORK = re.compile(r"connection broken|ConnectionError|Timeout|ProxyError|name resolution")
-STEP = re.compile(r"(Collecting|Processing|Downloading|Using cached|Requirement already|Installing|Successfully) ")
+STEP = re.compile(r"(Collecting|Processing|Downloading|Using cached|Requirement already) ")
 SECONDS_BETWEEN_LINES = {True: 0.5, False: 15.0}  # by: is it a terminal, on which the line is redrawn in place
 
 
@@ -69,7 +69,9 @@ def run_pip(python: Path, arguments: "list[str]", label: str, say: "Callable[[st
                 log.write(line)
                 if line.strip():
                     last.append(line.rstrip())
-                if STEP.match(line):
+                if line.startswith("Installing collected packages"):
+                    say(f"{label}: installing {line.count(',') + 1} of them")
+                elif STEP.match(line):
                     say(f"{label}: {line.strip()}")
     return process.returncode == 0, list(last)
 

@@ -52,7 +52,7 @@ OLD = {"version": "2.13.0", "build": "CUDA 13.0", "gpus": [{"name": "V100", "mem
         ({"driver": None, "torch": CPU_TORCH}, ["on a GPU"], "no NVIDIA driver"),
         ({"torch": CPU_TORCH}, ["on a GPU"], "torch is the CPU build"),
         ({"torch": UNSEEN}, ["on a GPU"], "580.1"),
-        ({"torch": OLD}, ["on a GPU"], "V100 is older"),
+        ({"torch": OLD}, ["on a GPU"], "V100 has compute capability 7.0, and Triton supports 8.0 and newer"),
         ({"model": None}, ["embedded model"], "make model"),
         ({"torch": {"error": "libfoo missing"}}, ["embedded model", "interpreter", "on a GPU"], "libfoo missing"),
         ({"hub": False}, ["from the hub"], "HUB=1"),
@@ -77,6 +77,12 @@ def test_without_the_basis_nothing_runs(changes: dict[str, Any], reason: str) ->
     found = refusals(machine(hub=False, **changes))
     assert len(found) == len(doctor.abilities(machine()))
     assert sum(reason in why for why in found.values()) >= len(found) - 2
+
+
+def test_a_set_up_that_is_not_complete_is_said_once(here: dict[str, Any]) -> None:
+    facts = here | {"packages": dict.fromkeys(doctor.PACKAGES)}
+    text = doctor.report(facts | {"abilities": [vars(ability) for ability in doctor.abilities(facts)]})
+    assert text.count("set-up is not complete, or under way") == 1 and text.endswith("run `make setup`")
 
 
 def test_the_facts_are_true_of_this_machine(here: dict[str, Any]) -> None:

@@ -1,0 +1,130 @@
+"""JupyterLab as a newcomer meets it, in headless Chromium: `make lab`, a notebook, Run All.
+
+It runs in a checkout of its own under git, so that what JupyterLab leaves behind can be seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Tab
+from committed import committed
+
+from repro.setup.environment import ROOT
+
+pytest.importorskip("jupyterlab")
+pytest.importorskip("torch")
+if shutil.which("git") is None:
+    pytest.skip("git is needed to see what JupyterLab changes", allow_module_level=True)
+
+START = (
+    "import sys; from pathlib import Path; from repro.setup import lab; "
+    "sys.exit(lab.run(Path(sys.executable), ['--no-browser', '--expose-app-in-browser']))"
+)
+PATIENCE = 500  # seconds: other work can keep all cores busy
+#: how many threads a notebook's model may use beside this test and Chromium
+QUIET = dict.fromkeys(("OMP_NUM_THREADS", "JOBS"), "1")
+
+
+@dataclass
+class Lab:
+    """A running JupyterLab."""
+
+    checkout: Path
+    address: str  # where `make lab` sends the reader
+    said: list[str]  # what it printed
+
+    def open(self, tab: Tab, notebook: str = "") -> None:
+        """Open a working copy as a reader does; the first one if none is named."""
+        url = self.address.replace("?", f"lab/tree/work/{notebook}.ipynb?") if notebook else self.address
+        tab.open(url)
+        tab.wait_for(
+            "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", PATIENCE
+        )
+
+    def run_all(self, tab: Tab, notebook: str) -> list[dict[str, Any]]:
+        """Run all cells, save, and return the outputs in the working copy."""
+        tab.evaluate("void jupyterapp.commands.execute('notebook:run-all-cells').then(() => { window.ended = true })")
+        tab.wait_for("window.ended", PATIENCE)
+        tab.evaluate("jupyterapp.commands.execute('docmanager:save')")
+        cells = json.loads((self.checkout / "work" / f"{notebook}.ipynb").read_text(encoding="utf-8"))["cells"]
+        code = [cell for cell in cells if cell["cell_type"] == "code" and cell["source"]]
+        assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+        return [output for cell in code for output in cell["outputs"]]
+
+    def changes(self) -> str:
+        """What git sees."""
+        return git(self.checkout, "status", "--porcelain")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=a reader", "-c", "user.email=reader@example.org", *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture(scope="module")
+def lab(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    checkout = tmp_path_factory.mktemp("a reader's") / "checkout"
+    shutil.copytree(committed(), checkout)
+    shutil.copy(ROOT / ".gitignore", checkout)
+    for step in (["init", "-q"], ["add", "."], ["commit", "-qm", "as it comes"]):
+        git(checkout, *step)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("REPRO_", "TRITON_INTERPRET"))}
+    environ |= {**QUIET, "PYTHONPATH": str(checkout)}
+    command = [sys.executable, "-c", START]
+    with subprocess.Popen(command, env=environ, cwd=checkout, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = [process.stderr.readline() for _ in range(3)]
+        found = re.match(r"JupyterLab: (http://\S+\?token=\w+)\n", said[0])
+        assert found, said
+        yield Lab(checkout, found[1], said)
+        process.terminate()
+
+
+def check_outputs(outputs: list[dict[str, Any]]) -> None:
+    """No error, and no warning of whatever library."""
+    assert [output for output in outputs if output["output_type"] == "error"] == []
+    text = "\n".join("".join(output["text"]) for output in outputs if output["output_type"] == "stream")
+    assert "arning" not in text and "Traceback" not in text, text
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+
+
+def check_page(tab: Tab) -> None:
+    """No news, no notice, no dialog."""
+    assert tab.evaluate("document.querySelectorAll('.Toastify__toast, .jp-Dialog').length") == 0
+
+
+def test_it_opens_on_the_quickstart_which_runs_to_its_end(lab: Lab, tab: Tab) -> None:
+    lab.open(tab)
+    assert tab.evaluate("jupyterapp.shell.currentWidget.title.label") == "quickstart.ipynb"
+    check_outputs(lab.run_all(tab, "quickstart"))
+    check_page(tab)
+    assert lab.changes() == ""
+
+
+def test_an_experiment_is_changed_and_run(lab: Lab, tab: Tab) -> None:
+    copy = lab.checkout / "work" / "fig02_memory_waste.ipynb"
+    copy.write_text(
+        copy.read_text(encoding="utf-8").replace('scale = \\"paper\\"', 'scale = \\"smoke\\"'), encoding="utf-8"
+    )
+    lab.open(tab, "fig02_memory_waste")
+    check_outputs(lab.run_all(tab, "fig02_memory_waste"))
+    check_page(tab)
+    assert lab.changes() == ""
+    assert list((lab.checkout / "results" / "smoke" / "figures").glob("fig02_memory_waste.png"))
+
+
+def test_the_address_and_the_tunnel_are_said_once(lab: Lab) -> None:
+    port = re.findall(r":(\d+)/", lab.address)[0]
+    assert re.fullmatch(rf"From another machine, first: ssh -N -L {port}:localhost:{port} \S+@\S+\n", lab.said[1])
+    assert lab.said[2] == "Ctrl+C, twice, stops it.\n"
