@@ -44,20 +44,21 @@ class Lab:
     address: str  # where `make lab` sends the reader
     said: list[str]  # what it printed
 
-    def open(self, tab: Tab, notebook: str = "") -> None:
-        """Open a working copy as a reader does; the first one if none is named."""
-        url = self.address.replace("?", f"lab/tree/work/{notebook}.ipynb?") if notebook else self.address
-        tab.open(url)
-        tab.wait_for(
-            "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", PATIENCE
-        )
+    def open(self, tab: Tab, path: str = "") -> None:
+        """Open a notebook as a reader does; without a path, what `make lab` opens."""
+        tab.open(self.address.replace("?", f"lab/tree/{path}?") if path else self.address)
+        opened = "[...(window.jupyterapp?.shell.widgets('main') ?? [])].find(one => one.content?.widgets)"
+        tab.wait_for(f"(window.opened = {opened})", PATIENCE)
+        tab.wait_for("opened.sessionContext.session?.kernel?.status === 'idle'", PATIENCE)
+        tab.evaluate("jupyterapp.shell.activateById(opened.id)")
 
-    def run_all(self, tab: Tab, notebook: str) -> list[dict[str, Any]]:
-        """Run all cells, save, and return the outputs in the working copy."""
+    def run_all(self, tab: Tab) -> list[dict[str, Any]]:
+        """Run all cells and save; returns the outputs as the file has them then."""
         tab.evaluate("void jupyterapp.commands.execute('notebook:run-all-cells').then(() => { window.ended = true })")
         tab.wait_for("window.ended", PATIENCE)
-        tab.evaluate("jupyterapp.commands.execute('docmanager:save')")
-        cells = json.loads((self.checkout / "work" / f"{notebook}.ipynb").read_text(encoding="utf-8"))["cells"]
+        tab.evaluate("opened.context.save()")
+        path = self.checkout / tab.evaluate("opened.context.path")
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         code = [cell for cell in cells if cell["cell_type"] == "code" and cell["source"]]
         assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
         return [output for cell in code for output in cell["outputs"]]
@@ -106,8 +107,8 @@ def check_page(tab: Tab) -> None:
 
 def test_it_opens_on_the_quickstart_which_runs_to_its_end(lab: Lab, tab: Tab) -> None:
     lab.open(tab)
-    assert tab.evaluate("jupyterapp.shell.currentWidget.title.label") == "quickstart.ipynb"
-    check_outputs(lab.run_all(tab, "quickstart"))
+    assert tab.evaluate("opened.context.path") == "work/quickstart.ipynb"
+    check_outputs(lab.run_all(tab))
     check_page(tab)
     assert lab.changes() == ""
 
@@ -117,8 +118,8 @@ def test_an_experiment_is_changed_and_run(lab: Lab, tab: Tab) -> None:
     copy.write_text(
         copy.read_text(encoding="utf-8").replace('scale = \\"paper\\"', 'scale = \\"smoke\\"'), encoding="utf-8"
     )
-    lab.open(tab, "fig02_memory_waste")
-    check_outputs(lab.run_all(tab, "fig02_memory_waste"))
+    lab.open(tab, "work/fig02_memory_waste.ipynb")
+    check_outputs(lab.run_all(tab))
     check_page(tab)
     assert lab.changes() == ""
     assert list((lab.checkout / "results" / "smoke" / "figures").glob("fig02_memory_waste.png"))

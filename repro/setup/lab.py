@@ -77,7 +77,7 @@ def run(python: Path, arguments: "list[str]") -> int:
     environ["PATH"] = os.pathsep.join([str(python.parent), environ.get("PATH", os.defpath)])  # `repro` in its terminals
     ours, others = Path(__file__).resolve().parent / "jupyter", environ.get("JUPYTER_CONFIG_PATH")
     environ["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, [str(ours), others]))
-    runtime = ROOT / "results" / ".cache" / "lab"
+    runtime = Path(environ.get("REPRO_RESULTS_DIR") or ROOT / "results").resolve() / ".cache" / "lab"
     environ["JUPYTER_RUNTIME_DIR"] = str(runtime)
     try:
         for line in refresh_copies():
@@ -89,7 +89,10 @@ def run(python: Path, arguments: "list[str]") -> int:
     command = [str(python), "-m", "jupyterlab", "--log-level=WARN", *root, *arguments]
     with subprocess.Popen(command, env=environ, cwd=str(ROOT)) as process:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is JupyterLab's, which asks before it stops
+        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         told = runtime / f"jpserver-{process.pid}.json"
+        with contextlib.suppress(FileNotFoundError):
+            told.unlink()  # of an earlier process with this number
         while process.poll() is None:
             with contextlib.suppress(FileNotFoundError, ValueError):  # not there yet, or not whole
                 sys.stderr.write(address(json.loads(told.read_text(encoding="utf-8"))))

@@ -3,6 +3,7 @@
 import re
 import tomllib
 from importlib import metadata
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -42,6 +43,11 @@ def test_the_light_lock_needs_nothing_of_the_other() -> None:
             asked = Requirement(requirement)
             if asked.marker is None or asked.marker.evaluate({"extra": ""}):
                 assert re.sub(r"[-_.]+", "-", asked.name).lower() not in models, (package, requirement)
+
+
+def test_an_installed_package_has_the_command() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert callable(EntryPoint("repro", project["scripts"]["repro"], "console_scripts").load())
 
 
 def test_no_package_index_is_named() -> None:
