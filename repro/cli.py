@@ -32,12 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a folder's name need not be text that this terminal can show
             stream.reconfigure(errors="backslashreplace")
-    parser = _parser()
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks what could follow (docs/commands.md); this ends the process
-        import argcomplete
-
-        argcomplete.autocomplete(parser)
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     command = shlex.join(["python", "-m", "repro", *(sys.argv[1:] if arguments is None else arguments)])
     try:
         with paths.environment({"REPRO_COMMAND": command}):
@@ -123,6 +118,10 @@ def _parser() -> argparse.ArgumentParser:
             for flag, settings in description.all_options():
                 command.add_argument(flag, **settings)
             command.set_defaults(command=_bench, benchmark=description)
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what could follow (docs/commands.md); this ends the process
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
     return parser
 
 
