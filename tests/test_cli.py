@@ -303,20 +303,6 @@ def test_a_reader_that_has_seen_enough_is_no_error(project: FakeProject) -> None
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_version_is_said_and_a_shell_can_complete_names(project: FakeProject, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "repro"]
-    said = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
-    assert said == f"repro {repro.__version__}\n"
-    offered = {}
-    for line in ("repro ru", "repro run ti", "repro reproduce --only t", "repro run tiny --sc"):
-        found = tmp_path / "found"
-        asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": " "}
-        environ = {**os.environ, **asked, "_ARGCOMPLETE_STDOUT_FILENAME": str(found)}
-        subprocess.run(command, env=environ, check=True, capture_output=True)
-        offered[line] = found.read_text().split()
-    assert list(offered.values()) == [["run"], ["tiny"], ["tiny"], ["--scale"]]
-
-
 def test_lengths_of_the_hub_are_no_file(project: FakeProject, monkeypatch: pytest.MonkeyPatch) -> None:
     """The study's own source finds them (docs/workloads.md)."""
     monkeypatch.setenv("JOBS", "1")
@@ -401,6 +387,20 @@ def test_help_needs_no_heavy_library() -> None:
         "assert not {'torch', 'pandas', 'matplotlib', 'papermill'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL, env=os.environ)
+
+
+def test_the_version_is_said_and_a_shell_can_complete_names(project: FakeProject, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "repro"]
+    said = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
+    assert said == f"repro {repro.__version__}\n"
+    offered = {}
+    for line in ("repro ru", "repro run ti", "repro reproduce --only t", "repro run tiny --sc"):
+        found = tmp_path / "found"
+        asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": " "}
+        environ = {**os.environ, **asked, "_ARGCOMPLETE_STDOUT_FILENAME": str(found)}
+        subprocess.run(command, env=environ, check=True, capture_output=True)
+        offered[line] = found.read_text().split()
+    assert list(offered.values()) == [["run"], ["tiny"], ["tiny"], ["--scale"]]
 
 
 def faults_of_notebook(path: Path) -> list[str]:
