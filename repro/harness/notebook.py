@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from repro import paths
-from repro.engine.errors import UserError
+from repro.engine.errors import UserError, left_out
 from repro.harness.experiment import Run
 from repro.harness.verify import problems_of_run
 from repro.harness.workers import left_in_flight
@@ -109,6 +109,10 @@ def _translated(stem: str, error: Any, executed: Path) -> BaseException:
         return kinds[error.ename](error.evalue)
     if error.ename == "OSError" and any(f"[Errno {number}]" in error.evalue for number in NO_SPACE):
         return WriteError(f"{stem}: {error.evalue}; free space on that disk")
+    if error.ename == "ModuleNotFoundError" and (named := re.match(r"No module named '(\w+)", error.evalue)):
+        missing = left_out(ModuleNotFoundError(error.evalue, name=named[1]))
+        if isinstance(missing, UserError):
+            return UserError(f"{stem}: {missing}")
     traceback = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
     return NotebookError(f"{stem}: {error.ename}: {error.evalue}; see {executed}\n{traceback}".rstrip())
 
