@@ -124,6 +124,7 @@ _DESCRIPTIONS = (
         "the cost model's anchors, solved again",
         "repro.bench.anchors:Anchors",
         ("opt-13b", "opt-66b", "opt-175b"),
+        (_option("--lengths", "the authors' lengths (CSV), for FasterTransformer's extra on their trace", type=Path),),
     ),
 )
 BENCHMARKS = {description.name: description for description in _DESCRIPTIONS}

@@ -25,7 +25,7 @@ from repro.engine.errors import UserError
 from repro.engine.loop import Engine, Observer
 from repro.engine.scheduler import Scheduler, SchedulerOutput
 from repro.engine.sequence import Request
-from repro.engine.systems import System, system
+from repro.engine.systems import System, of_today, system
 from repro.hashing import sha256_file
 from repro.llm import models
 from repro.llm.pool import PoolSize
@@ -153,9 +153,9 @@ class EndToEnd(Benchmark):
         return self._pools[gib]
 
     def _rows(self, gib: float, name: str, attempt: int, profiled: bool) -> list[Row]:
-        # Only vLLM bounds the tokens of an iteration (see repro.engine.systems).
-        budget = {"max_num_batched_tokens": self.options.batched_tokens} if name == "vllm" else {}
-        warm, chosen = self._warm(gib), system(name).with_scheduler(max_num_seqs=256, **budget)
+        warm, chosen = self._warm(gib), of_today(system(name))
+        if chosen.scheduler.max_num_batched_tokens is not None:  # a static batch has no such budget
+            chosen = chosen.with_scheduler(max_num_batched_tokens=self.options.batched_tokens)
         durations = Durations()
         seconds, scheduler = run(warm, chosen, self.load, durations)
         tokens, store = sum(request.output_tokens for request in self.load), warm.executor.store

@@ -34,12 +34,17 @@ class PreemptionMode(enum.Enum):
 @user_facing
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """Caps of one iteration. `max_num_batched_tokens` counts prompt tokens and decoding sequences together."""
+    """Caps of one iteration. `max_num_batched_tokens` counts prompt tokens and decoding sequences together.
+
+    `groups_count_once`: a running group counts as one against `max_num_seqs`, however many sequences it has (the
+    authors' artifact). `max_padded_len`: a static batch, padded to its longest, is no longer than this."""
 
     batching: Batching = Batching.ITERATION
     preemption: PreemptionMode = PreemptionMode.BY_GROUP
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = 2560
+    groups_count_once: bool = False
+    max_padded_len: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "batching", member("batching", self.batching, Batching))
@@ -52,6 +57,10 @@ class SchedulerConfig:
                 f"max_num_seqs = {self.max_num_seqs} is more than max_num_batched_tokens = "
                 f"{self.max_num_batched_tokens}, but each running sequence takes a token of an iteration; lower the "
                 "first or raise the second"
+            )
+        if self.max_padded_len is not None and (self.batching is Batching.ITERATION or self.max_padded_len < 1):
+            raise UserError(
+                f"max_padded_len = {self.max_padded_len} is for static batches (Batching.REQUEST), at least 1 token"
             )
 
 
@@ -269,7 +278,11 @@ class Scheduler:
 
     def may_start(self, group: SequenceGroup) -> bool:
         """Whether the first in the queue may start, caps and memory aside. If not, nobody behind it does."""
-        return True
+        longest = self.config.max_padded_len
+        if longest is None or not self.running:
+            return True
+        batch = [member.request for member in (*self.running, group)]
+        return max(one.prompt_tokens for one in batch) + max(one.output_tokens for one in batch) <= longest
 
     def admit(self, output: SchedulerOutput) -> None:
         """Start waiting groups in their order, until one may not start or finds no room."""
@@ -278,7 +291,8 @@ class Scheduler:
         limit = self.config.max_num_batched_tokens
         budget = math.inf if limit is None else limit - self.running.num_seqs
         while self.waiting and self.may_start(group := self.waiting[0]):
-            if self.running.num_seqs + len(group.seqs) > self.config.max_num_seqs:
+            held = len(self.running) if self.config.groups_count_once else self.running.num_seqs
+            if held + len(group.seqs) > self.config.max_num_seqs:
                 return
             num_tokens = group.num_stored(self.iteration)
             computed = self.manager.tokens_to_compute(group, num_tokens)

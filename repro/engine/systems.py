@@ -1,5 +1,8 @@
 """The systems that the paper compares, as data: how K/V memory is managed and how requests are batched.
 
+Caps and limits are those of the authors' artifact of August 2023. What runs on a GPU of today has later vLLM's cap of
+256 sequences instead (`of_today`).
+
 Adding one is adding an entry (`register`): everything else takes the name. docs/extending.md walks through it."""
 
 from __future__ import annotations
@@ -56,27 +59,35 @@ class System:
         return replace(self, scheduler=replace(self.scheduler, **changes))
 
 
-_ORCA = SchedulerConfig(max_num_batched_tokens=None)  # vLLM limits tokens per iteration; the authors' Orca does not
-_STATIC = SchedulerConfig(batching=Batching.REQUEST, max_num_batched_tokens=None)
+#: Both schedulers of the artifact have these tests: running groups plus the newcomer's sequences, at most 2,048, and
+#: 2,560 tokens an iteration.
+_OF_2023 = SchedulerConfig(max_num_seqs=2048, groups_count_once=True, max_num_batched_tokens=2560)
+#: The authors' FasterTransformer pads prompts to the longest and cuts a batch before the first request with which
+#: longest prompt + longest output would exceed 2,040.
+_STATIC = SchedulerConfig(batching=Batching.REQUEST, max_num_batched_tokens=None, max_padded_len=2040)
 
 SYSTEMS: dict[str, System] = Named(
     "system",
     {
         system.name: system
         for system in (
-            System("vllm", "vLLM", SchedulerConfig()),
-            System("orca-oracle", "Orca (Oracle)", _ORCA, reserve_oracle),
-            System("orca-pow2", "Orca (Pow2)", _ORCA, reserve_pow2),
-            System("orca-max", "Orca (Max)", _ORCA, reserve_max),
+            System("vllm", "vLLM", _OF_2023),
+            System("orca-oracle", "Orca (Oracle)", _OF_2023, reserve_oracle),
+            System("orca-pow2", "Orca (Pow2)", _OF_2023, reserve_pow2),
+            System("orca-max", "Orca (Max)", _OF_2023, reserve_max),
             System("faster-transformer", "FasterTransformer", _STATIC, reserve_max),
         )
     },
 )
 _PAPERS_OWN = tuple(SYSTEMS)
 
-#: FasterTransformer's batch limit was set by hand. Known for OPT-13B: 5 on ShareGPT and 14 on Alpaca (the authors'
-#: scripts). For the other models it is scaled with the K/V slots; the paper does not say.
-FASTER_TRANSFORMER_BATCH = {"sharegpt": 5, "alpaca": 14}
+#: The most requests of a static batch, set by hand in the authors' scripts. Another model or pool has OPT-13B's or the
+#: model's own limit in proportion to its K/V slots.
+FASTER_TRANSFORMER_BATCH = {
+    "opt-13b": {"sharegpt": 5, "alpaca": 14},
+    "opt-66b": {"sharegpt": 2, "alpaca": 8},
+    "opt-175b": {"sharegpt": 24, "alpaca": 80},
+}
 
 
 def system(name: str) -> System:
@@ -88,10 +99,18 @@ def system_for(name: str, deployment: Deployment, workload: str) -> System:
     chosen = system(name)
     if name != "faster-transformer":
         return chosen
-    batch = lookup("workload", FASTER_TRANSFORMER_BATCH, workload)
-    limit = max(1, round(batch * deployment.kv_slots / DEPLOYMENTS["opt-13b"].kv_slots))
+    known = deployment.model.name if deployment.model.name in FASTER_TRANSFORMER_BATCH else "opt-13b"
+    batch = lookup("workload", FASTER_TRANSFORMER_BATCH[known], workload)
+    limit = max(1, round(batch * deployment.kv_slots / DEPLOYMENTS[known].kv_slots))
     # The batch limit stands for its memory, so the reservation must not bind before it does.
     return replace(chosen, reservation=reserve_oracle).with_scheduler(max_num_seqs=limit)
+
+
+def of_today(chosen: System) -> System:
+    """The same system with later vLLM's cap in place of the artifact's: 256 sequences, each of which counts."""
+    if not chosen.scheduler.groups_count_once:
+        return chosen
+    return chosen.with_scheduler(max_num_seqs=256, groups_count_once=False)
 
 
 @user_facing
@@ -109,4 +128,4 @@ def register(new: System) -> System:
 def contiguous_system(name: str, reservation: Reservation, label: str | None = None) -> System:
     """An Orca-style system with a reservation policy of your own: (request, max_model_len) -> output tokens."""
     instance("reservation", reservation, Callable, _POLICY)
-    return System(name, name if label is None else label, _ORCA, reservation)
+    return System(name, name if label is None else label, _OF_2023, reservation)

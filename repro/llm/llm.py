@@ -86,7 +86,7 @@ class LLM:
         chosen = system if isinstance(system, systems.System) else systems.system(system)
         own = [name for name in inspect.signature(LLM).parameters if name != "scheduler"]
         known_names("LLM", scheduler, [*own, *(one.name for one in dataclasses.fields(chosen.scheduler))])
-        self.system = chosen.with_scheduler(**scheduler)
+        self.system = systems.of_today(chosen).with_scheduler(**scheduler)
         most_rows = whole("max_num_seqs", self.system.scheduler.max_num_seqs, 1, MOST_ROWS)
         self.block_size = block_size = check_block_size(block_size)
         instance("pool", pool, PoolSize, "a PoolSize, such as PoolSize(kv_gib=4) or PoolSize(num_blocks=64)")

@@ -8,7 +8,7 @@ Prompts and decodes share one iteration, hence one pass over the weights. While 
 units are nearly idle: a prompt costs only what its arithmetic takes beyond that time."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from repro.engine.checks import number, user_facing
 from repro.engine.errors import UserError
@@ -59,3 +59,16 @@ class CostModel:
         while True:
             yield constant + self.per_context_token_s * context
             context += output.num_decode_seqs
+
+
+class PaddedCostModel(CostModel):
+    """The same for static batches whose prompts are padded on the left: each sequence costs what the longest does."""
+
+    def step_times(self, output: SchedulerOutput) -> Iterator[float]:
+        longest = max((group.num_stored(output.iteration) for group in output.decodes), default=0)
+        prompt = max((prefill.num_tokens for prefill in output.prefills), default=0)
+        padded = {
+            "context_tokens": longest * output.num_decode_seqs,
+            "num_prefill_tokens": prompt * len(output.prefills),
+        }
+        return super().step_times(replace(output, **padded))

@@ -22,7 +22,7 @@ from repro.engine.loop import Engine, Observer, Outcome
 from repro.engine.memory import KVCacheManager
 from repro.engine.scheduler import Batching, PreemptionMode, Scheduler, SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams
-from repro.engine.systems import System, system, system_for
+from repro.engine.systems import System, of_today, system, system_for
 from repro.simulate.beams import KINDS, recording
 from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.metrics import PIECES, BatchAverage, UsageSamples, normalized_latency_s
@@ -123,7 +123,7 @@ class Load:
         return recording(KINDS[self.workload]) if self.beams else None
 
     def system_on(self, deployment: Deployment) -> System:
-        chosen = system_for(self.system, deployment, self.workload)
+        chosen = of_today(system_for(self.system, deployment, self.workload))
         return chosen if self.preemption is None else chosen.with_scheduler(preemption=PreemptionMode(self.preemption))
 
     @property

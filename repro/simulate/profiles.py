@@ -12,7 +12,7 @@ from typing import Any
 
 from repro.engine.checks import flag, number, user_facing
 from repro.engine.config import DEPLOYMENTS, GB, MODELS, Deployment, check_block_size, lookup
-from repro.simulate.cost_model import CostModel
+from repro.simulate.cost_model import CostModel, PaddedCostModel
 
 PROFILES = ("a100-2023", "datasheet")
 
@@ -83,3 +83,22 @@ def cost_model(
     prefill_s = model.flops_per_token / (flops_per_s * efficiency)
     iteration_ms = (decode["fixed_ms"] * layers + anchor_ms, per_seq_ms - per_request_ms, per_request_ms, per_token_ms)
     return CostModel("a100-2023", *(ms / 1e3 for ms in iteration_ms), prefill_s, weight_read_s, copy_s, swap_s)
+
+
+def faster_transformer_costs(deployment: Deployment, extra_ms: float | None = None) -> PaddedCostModel:
+    """A step of FasterTransformer, a program of its own: weights and padded context at the datasheet's bandwidth,
+    prompts beyond that at the assumed share of the matrix rate, and a fixed extra, by default the calibrated one.
+
+    A model without a calibrated extra has OPT-13B's, times layers / 40."""
+    data, model = a100_2023(), deployment.model
+    if extra_ms is None:
+        known = data["faster_transformer_extra_ms"]["authors"]
+        layers = model.num_layers / MODELS["opt-13b"].num_layers
+        extra_ms = known.get(model.name, known["opt-13b"] * layers)
+    bare = cost_model("datasheet", deployment)
+    changed = {
+        "name": "a100-2023",
+        "fixed_s": bare.weight_read_s + extra_ms / 1e3,
+        "per_prefill_token_s": bare.per_prefill_token_s / data["prefill_efficiency"],
+    }
+    return PaddedCostModel(**vars(bare) | changed)

@@ -40,9 +40,9 @@ SWAP_SPACE_BYTES = 20 * GIB
 PREFIX = "shared"
 
 
-def trace_seconds(model: str) -> float:
-    """How long the authors' traces are: an hour, but 15 minutes for OPT-175B (§6.1)."""
-    return 900.0 if model == "opt-175b" else 3600.0
+def trace_seconds(model: str, system: str = "vllm") -> float:
+    """How long the authors' traces are: an hour, but 15 minutes for OPT-175B (§6.1) except with FasterTransformer."""
+    return 900.0 if model == "opt-175b" and system != "faster-transformer" else 3600.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,8 +107,9 @@ def serve(
 
     `system` may be a name of SYSTEMS, which is then set up as in the paper for the trace's workload (only
     FasterTransformer's batch limit depends on it), and `deployment` one of DEPLOYMENTS. The default `cost_model` is the
-    deployment's under the profile a100-2023 with no anchor, which is what Fig. 12's panels add to an iteration. `log`
-    is filled with the scheduler's events. The pool is sampled every `usage_every_s` seconds.
+    deployment's under the profile a100-2023 with no anchor, which is what Fig. 12's panels add to an iteration;
+    FasterTransformer, another program, has a step of its own. `log` is filled with the scheduler's events. The pool is
+    sampled every `usage_every_s` seconds.
 
     All prompts begin with the same `shared_prefix_tokens` tokens (part of their length). A system that can share stores
     their full blocks once, before the first request (§4.4); the others compute and hold them for each request. Beam
@@ -134,7 +135,9 @@ def serve(
         number("usage_every_s", usage_every_s, 0, above=True)
     if cost_model is not None and not hasattr(cost_model, "step_times"):
         instance("cost_model", cost_model, CostModel, "what repro.cost_model(profile, deployment) makes")
-    if cost_model is None:
+    if cost_model is None and system.name == "faster-transformer":
+        cost_model = profiles.faster_transformer_costs(deployment)
+    elif cost_model is None:
         cost_model = profiles.cost_model("a100-2023", deployment, block_size, beam_search=sampling.use_beam_search)
     block_bytes = block_size * deployment.model.kv_bytes_per_token // deployment.num_gpus
     manager = system.manager(

@@ -72,6 +72,7 @@ def _serving(rows: Rows) -> dict[str, Any]:
         for other in ("orca-max", "orca-oracle")
     )
     found = [ratio_drawn("fig12", panel, "orca-max", level) for panel in panels for level in LEVELS]
+    by_length = rows["latency"].sort_values("duration_s").groupby("panel")["latency_s_per_token"]
     chat = [ratio_drawn("fig17", "opt-13b/chatbot", name, LEVEL) for name in ("orca-max", "orca-pow2", "orca-oracle")]
     return {
         "level": LEVEL,
@@ -86,7 +87,7 @@ def _serving(rows: Rows) -> dict[str, Any]:
             "fig18b": dict(paper.points("fig18b", "alpaca"))[16],
             "end": paper.line("fig12", "opt-13b/alpaca", "vllm")[-1],
         },
-        "latency": rows["latency"].set_index("panel")["latency_s_per_token"],
+        "latency": {"short": by_length.first(), "long": by_length.last()},
     }
 
 
@@ -225,9 +226,10 @@ def _draw_ratios(axis: Axes, rows: Rows, with_paper: bool) -> None:
 
 
 def _draw_same_latency(axis: Axes, rows: Rows, with_paper: bool) -> None:
-    ours = rows["latency"].set_index("panel").loc["opt-13b/sharegpt"]
+    ours = where(rows["latency"], panel="opt-13b/sharegpt")
     axis.plot(ours["rate"], ours["latency_s_per_token"], "o", color=_VLLM, markersize=6)
-    axis.annotate("ours", (ours["rate"], ours["latency_s_per_token"]), (7, -3), textcoords="offset points")
+    for rate, seconds, latency in ours[["rate", "duration_s", "latency_s_per_token"]].itertuples(index=False):
+        axis.annotate(f"ours, {seconds:g} s", (rate, latency), (7, -3), textcoords="offset points")
     if with_paper:
         axis.plot(*zip(*paper.line("fig12", "opt-13b/sharegpt", "vllm")), "o", color=_VLLM, **plotting.PAPER)
         axis.annotate("Fig. 12a", (1.93, 0.5), (-6, 0), textcoords="offset points", ha="right")

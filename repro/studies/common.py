@@ -60,6 +60,16 @@ Workloads = Annotated[tuple[Annotated[str, named("workload", WORKLOADS)], ...], 
 
 Lengths = Annotated[str | None, lengths_of("sharegpt")]
 
+
+def _window(window: tuple[float, float]) -> tuple[float, float]:
+    if not 0 <= window[0] < window[1]:
+        raise ValueError("is no window; its start must be at least 0 s and lie before its end")
+    return window
+
+
+#: from when to when (s) something is averaged; requests arrive from 0 to the end of it
+Window = Annotated[tuple[float, float], AfterValidator(_window)]
+
 WORKLOAD_LABEL = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}
 
 
@@ -111,6 +121,9 @@ def costs_of_samples(workload: str, beam_search: bool = False) -> CostModel:
     )
 
 
-def trace_of(workload: str, rate: float, duration_s: float, seed: int, lengths: str | None) -> Trace:
+def trace_of(
+    workload: str, rate: float, duration_s: float, seed: int, lengths: str | None, arrivals: str = "poisson"
+) -> Trace:
     """The trace of a run. A file of lengths stands in for the ShareGPT-like workload; Alpaca keeps its own."""
-    return make_trace(workload, rate, duration_s, seed, lengths if workload == "sharegpt" else None)
+    lengths = lengths if workload == "sharegpt" else None
+    return make_trace(workload, rate, duration_s, seed, lengths, arrivals=arrivals)

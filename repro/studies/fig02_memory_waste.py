@@ -1,8 +1,9 @@
 """Fig. 2 and Fig. 13: what the K/V pool holds while a system is saturated, and how many requests it batches.
 
-Both replay a trace through the real scheduler and memory manager and average over the hour in which requests arrive,
-without the drain after it. What the pool holds hardly depends on speed once requests queue up, so these numbers test
-the allocators, not the cost model; vLLM's two bars of Fig. 13 are the exception (see docs/fidelity.md)."""
+Both replay a trace through the real scheduler and memory manager and average over the windows of the authors' scripts,
+while requests arrive, without the drain after them. What the pool holds hardly depends on speed once requests queue up,
+so these numbers test the allocators, not the cost model; vLLM's two bars of Fig. 13 are the exception (see
+docs/fidelity.md)."""
 
 from collections.abc import Iterable
 from typing import Any, Self
@@ -13,6 +14,7 @@ from repro.engine.systems import System, system
 from repro.simulate.metrics import PIECES, BatchAverage, UsageSamples
 from repro.simulate.profiles import cost_model
 from repro.simulate.serve import serve
+from repro.studies import authors
 from repro.studies.base import DataFrame, Figure, Judgement, Parameters, Point, Rows, house, paper, plotting, where
 from repro.studies.common import (
     WORKLOAD_LABEL,
@@ -22,14 +24,16 @@ from repro.studies.common import (
     Positive,
     Seeds,
     Systems,
+    Window,
     about,
     check_serving,
     deployment_of,
     trace_of,
 )
+from repro.studies.measured import together
 from repro.studies.sweep import spread
 
-TABLES = {"pool": ("system", "seed"), "batches": ("workload", "system", "seed")}
+TABLES = {"pool": ("system", "seed"), "batches": ("workload", "system", "seed"), "authors": ("system", "seed")}
 
 
 class Params(Parameters):
@@ -38,7 +42,8 @@ class Params(Parameters):
     usage_rate: Positive
     batch_rate_sharegpt: Positive
     batch_rate_alpaca: Positive
-    duration_s: Positive
+    usage_window_s: Window
+    batch_window_s: Window
     seeds: Seeds
     profile: str
     block_size: BlockSize
@@ -53,32 +58,39 @@ class Params(Parameters):
 
 def points(params: Params) -> list[Point]:
     runs = [
-        ("pool", "sharegpt", params.usage_rate),
-        ("batches", "sharegpt", params.batch_rate_sharegpt),
-        ("batches", "alpaca", params.batch_rate_alpaca),
+        ("pool", "sharegpt", params.usage_rate, params.usage_window_s),
+        ("batches", "sharegpt", params.batch_rate_sharegpt, params.batch_window_s),
+        ("batches", "alpaca", params.batch_rate_alpaca, params.batch_window_s),
     ]
-    shared = params.pick("model", "duration_s", "profile", "block_size", "kv_slots", "lengths")
-    return [
+    shared = params.pick("model", "profile", "block_size", "kv_slots", "lengths")
+    kept = [authors.kept(authors="pool")] if not params.another_run else []
+    return kept + [
         Point(
             saturated_run,
-            {"system": system(name), "workload": workload, "rate": rate, "seed": seed, **shared},
+            {"system": system(name), "workload": workload, "rate": rate, "window_s": window, "seed": seed, **shared},
             table,
-            weight=rate if name == "vllm" else rate / 2,
+            weight=rate * window[1] / (1 if name == "vllm" else 2),
         )
-        for table, workload, rate in runs
+        for table, workload, rate, window in runs
         for name in params.systems
         for seed in params.seeds
     ]
 
 
 def saturated_run(
-    system: System, model: str, profile: str, block_size: int, kv_slots: int | None, **traced: Any
+    system: System,
+    model: str,
+    profile: str,
+    block_size: int,
+    kv_slots: int | None,
+    window_s: tuple[float, float],
+    **traced: Any,
 ) -> dict[str, Any]:
-    """One trace through one system: mean use of the pool (%) and mean number of running requests, while requests
-    arrive. `traced` are the arguments of `trace_of`."""
-    deployment, trace = deployment_of(model, kv_slots), trace_of(**traced)
-    workload, rate, duration_s = (traced[name] for name in ("workload", "rate", "duration_s"))
-    usage, batch = UsageSamples(0.0, duration_s), BatchAverage(0.0, duration_s)
+    """One trace through one system: mean use of the pool (%) and mean number of running requests in a window, at whose
+    end requests no longer arrive. `traced` are the other arguments of `trace_of`."""
+    deployment, trace = deployment_of(model, kv_slots), trace_of(duration_s=window_s[1], **traced)
+    workload, rate = traced["workload"], traced["rate"]
+    usage, batch = UsageSamples(*window_s), BatchAverage(*window_s)
     anchor = f"{model}/{workload}" if profile == "a100-2023" else None
     costs = cost_model(profile, deployment, block_size, anchor=anchor)
     served = serve(system, deployment, trace, costs, block_size, observers=(usage, batch))
@@ -100,9 +112,11 @@ def saturated_run(
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     with_paper = not params.another_run
     title = f"{params.model.upper()}, ShareGPT, {params.usage_rate:g} req/s"
-    pieces, (axis,) = plotting.panels([title], width=7.2, height=3.6)
-    plotting.memory_bars(axis, rows["pool"], paper=paper.figure("fig2") if with_paper else None)
-    axis.set_ylabel("KV cache (%)")
+    shown = {title: rows["pool"]} | ({"The same on the authors' own trace": rows["authors"]} if with_paper else {})
+    pieces, axes = plotting.panels(list(shown), width=5.6, height=3.6)
+    for axis, table in zip(axes, shown.values()):
+        plotting.memory_bars(axis, table, paper=paper.figure("fig2") if with_paper else None)
+        axis.set_ylabel("KV cache (%)")
     plotting.memory_legend(pieces, with_paper=with_paper)
     note = "Above each bar: % without a token"
     if len(vllm := where(rows["pool"], system="vllm")):
@@ -110,7 +124,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
         last = vllm["reserved"] + vllm["internal"]
         note += f"; of vLLM's, {last:.1f} in last blocks and {vllm['free']:.1f} in free ones"
     note += ". The paper does not divide its grey piece" if with_paper else ""
-    plotting.footer(pieces, rows["pool"], with_paper=with_paper, note=note)
+    plotting.footer(pieces, together(*shown.values()), with_paper=with_paper, note=note)
     rates = {"sharegpt": params.batch_rate_sharegpt, "alpaca": params.batch_rate_alpaca}
     titles = [f"{WORKLOAD_LABEL[workload]}, {rate:g} req/s" for workload, rate in rates.items()]
     batches, axes = plotting.panels(titles, width=3.9)

@@ -9,20 +9,24 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from repro.engine.systems import system_for
-from repro.simulate.profiles import context_splits, cost_model
+from repro.simulate.profiles import a100_2023, context_splits, cost_model, faster_transformer_costs
 from repro.simulate.serve import trace_seconds
-from repro.studies import sweep
+from repro.studies import authors, sweep
 from repro.studies.base import Axes, DataFrame, Figure, Judgement, Point, Rows, house, paper, plotting, where
 from repro.studies.common import WORKLOAD_LABEL, Lengths, Seeds, Some, Systems, Workloads, deployment_of, trace_of
 
 TABLES = {
     "latency": ("panel", "system", "rate", "seed", "assumption"),
     "crossing": ("panel", "system", "seed", "assumption"),
+    "authors": ("panel", "system", "rate", "seed"),
 }
 #: assumptions: name -> arguments of the cost model. The first one is the curve.
 ASSUMPTIONS = {f"slope:{split}": {"split": split} for split in context_splits()[:1]}
 ASSUMPTIONS |= {name.replace(": ", ":"): choice for name, choice in sweep.OPEN.items()}
 MAIN = next(iter(ASSUMPTIONS))
+FASTER_TRANSFORMER = "faster-transformer"
+#: FasterTransformer's own step under the other assumption: its extra solved on the embedded lengths
+EMBEDDED_EXTRA = "extra:embedded lengths"
 
 
 class Params(sweep.SweepParameters):
@@ -41,31 +45,46 @@ class Params(sweep.SweepParameters):
 
 
 def setup_of(
-    panel: str, name: str, duration_s: float, lengths: str | None, seed: int, assumption: str = MAIN
+    panel: str,
+    name: str,
+    duration_s: float,
+    lengths: str | None,
+    seed: int,
+    assumption: str = MAIN,
+    arrivals: str = "poisson",
 ) -> sweep.Setup:
     """One system in one panel, under one assumption of the cost model."""
     model, workload = panel.split("/")
     deployment = deployment_of(model)
+    if name == FASTER_TRANSFORMER:
+        extras = a100_2023()["faster_transformer_extra_ms"]
+        costs = faster_transformer_costs(
+            deployment, extras["embedded" if assumption == EMBEDDED_EXTRA else "authors"][model]
+        )
+    else:
+        costs = cost_model("a100-2023", deployment, anchor=panel, **ASSUMPTIONS[assumption])
     return sweep.Setup(
         {"panel": panel, "assumption": assumption},
         system_for(name, deployment, workload),
         deployment,
-        cost_model("a100-2023", deployment, anchor=panel, **ASSUMPTIONS[assumption]),
-        partial(trace_of, workload, lengths=lengths),
+        costs,
+        partial(trace_of, workload, lengths=lengths, arrivals=arrivals),
         duration_s,
         seed,
     )
 
 
 def points(params: Params) -> list[Point]:
-    result = []
+    result = [authors.kept(authors="latency")] if not params.another_run else []
     for panel in params.panels:
         for name in params.systems:
             others = [choice for choice in ASSUMPTIONS if choice.startswith("slope:") or name == "vllm"][1:]
+            if name == FASTER_TRANSFORMER:
+                others = [EMBEDDED_EXTRA]
             runs = [(seed, MAIN) for seed in params.seeds]
             runs += [(seed, assumption) for assumption in others for seed in params.band_seeds]
             for rate in sweep.rates("fig12", panel, name):
-                seconds = _seconds(panel, rate, params.max_seconds)
+                seconds = seconds_of(panel, name, rate, params.max_seconds)
                 result += sweep.points([setup_of(panel, name, seconds, params.lengths, *run) for run in runs], [rate])
             if params.crossings:
                 result += crossings(panel, name, **params.pick("max_seconds", "lengths", "seeds", "precision"))
@@ -77,13 +96,15 @@ def crossings(
 ) -> list[Point]:
     """The crossings of one system in one panel, searched for from the highest rate that is drawn."""
     start = max(sweep.rates("fig12", panel, name))
-    seconds = _seconds(panel, start, max_seconds)
-    return sweep.crossings([setup_of(panel, name, seconds, lengths, seed) for seed in seeds], start, precision)
+    seconds = seconds_of(panel, name, start, max_seconds)
+    choices = [MAIN, EMBEDDED_EXTRA] if name == FASTER_TRANSFORMER else [MAIN]
+    setups = [setup_of(panel, name, seconds, lengths, seed, choice) for choice in choices for seed in seeds]
+    return sweep.crossings(setups, start, precision)
 
 
-def _seconds(panel: str, rate: float, max_seconds: float) -> float:
+def seconds_of(panel: str, name: str, rate: float, max_seconds: float) -> float:
     """How long a trace is: the paper's length, or for a quick look less, but never so short that few requests come."""
-    return min(trace_seconds(panel.split("/")[0]), max(max_seconds, 20 / rate))
+    return min(trace_seconds(panel.split("/")[0], name), max(max_seconds, 20 / rate))
 
 
 def grid_readings(latency: DataFrame) -> dict[tuple[str, str], float]:
@@ -117,22 +138,26 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     figures = {"fig12_basic_sampling": curves}
     if params.crossings and with_paper:
         read, crosses = grid_readings(latency), "our curve read on the paper's grid of rates"
-        found = rows["crossing"]
-        figures["fig12_crossings"] = sweep.draw(found, "fig12", params.panels, 15, 0.15, "", crosses, read)
+        found, theirs = where(rows["crossing"], assumption=MAIN), authors.crossings(rows["authors"], sweep.LEVEL)
+        note = "Black: ours on the authors' own trace, read on the rates that the paper draws"
+        drawing = sweep.draw(found, "fig12", params.panels, 15, 0.15, note, crosses, read, traced=theirs)
+        figures["fig12_crossings"] = drawing
     return figures
 
 
 def judge(rows: Rows, params: Params) -> list[Judgement]:
-    mean, ends = sweep.spread(rows["crossing"], "panel", "system")
-    orcas_and_vllm = [name for name in params.systems if name != "faster-transformer"]
+    mean, ends = sweep.spread(where(rows["crossing"], assumption=MAIN), "panel", "system")
+    orcas_and_vllm = [name for name in params.systems if name != FASTER_TRANSFORMER]
 
     def table(values: dict[Any, Any]) -> dict[str, Any]:
         return {
             "crossings": {panel: {name: values[panel, name] for name in orcas_and_vllm} for panel in params.panels},
-            "faster-transformer": {panel: values[panel, "faster-transformer"] for panel in params.panels},
+            FASTER_TRANSFORMER: {panel: values[panel, FASTER_TRANSFORMER] for panel in params.panels},
         }
 
-    by_seed = rows["crossing"].pivot(index=["panel", "seed"], columns="system", values="crossing_rate")
+    by_seed = where(rows["crossing"], assumption=MAIN).pivot(
+        index=["panel", "seed"], columns="system", values="crossing_rate"
+    )
 
     def ratio(panel: str, other: str) -> float:
         return mean[panel, "vllm"] / mean[panel, other]
@@ -154,13 +179,18 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
         "longer-sequences": 100 * (over_oracle["opt-13b"] / ratio("opt-13b/alpaca", "orca-oracle") - 1),
         "larger-models": 100 * (over_oracle["opt-175b"] / over_oracle["opt-13b"] - 1),
     }
-    fastest = max(ratio(panel, "faster-transformer") for panel in params.panels)
+    other, _ = sweep.spread(where(rows["crossing"], assumption=EMBEDDED_EXTRA), "panel")
+    drawn = paper.crossings("fig12", sweep.LEVEL)
+    beside = {panel: 100 * (rate / drawn[panel][FASTER_TRANSFORMER] - 1) for panel, rate in other.items()}
     facts = {"precision": params.precision, "read": read}
+    facts["embedded"] = ", ".join(f"{panel} {off:+.0f} %" for panel, off in beside.items())
+    faster = {panel: ratio(panel, FASTER_TRANSFORMER) for panel in params.panels}
+    fastest = {"most": max(faster.values()), "least": min(faster.values())}
     return [
         Judgement("fig12-curves", table(mean), "modelled", table(ends), facts=facts),
         Judgement("rate-vs-oracle-sharegpt", over_oracle, "modelled", oracle_ends),
         Judgement("rate-vs-max-sharegpt", over_max, "modelled", max_ends),
-        Judgement("rate-vs-fastertransformer", fastest, "modelled"),
+        Judgement("rate-vs-fastertransformer", faster, "modelled", facts=fastest),
         Judgement("opt175b-alpaca-compute-bound", alpaca, "modelled", alpaca_ends),
         Judgement("throughput-2-to-4x", [min(over_oracle.values()), max(over_max.values())], "modelled"),
         Judgement("larger-gains-elsewhere", larger, "modelled"),

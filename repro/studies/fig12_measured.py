@@ -203,7 +203,10 @@ def _ratio_claims(sharegpt: dict[str, tuple[float, float]], alpaca: dict[str, tu
     judged = {
         "rate-vs-oracle-sharegpt": shared.with_interval({"opt-13b": oracle}),
         "rate-vs-max-sharegpt": shared.with_interval({"opt-13b": most}),
-        "rate-vs-fastertransformer": max(found["faster-transformer"][0] for found in (sharegpt, alpaca)),
+        "rate-vs-fastertransformer": {
+            f"opt-13b/{workload}": found["faster-transformer"][0]
+            for workload, found in (("sharegpt", sharegpt), ("alpaca", alpaca))
+        },
         "throughput-2-to-4x": [oracle[0], most[0]],
     }
     if "orca-oracle" in alpaca:

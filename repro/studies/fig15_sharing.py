@@ -1,10 +1,10 @@
 """Fig. 15 and §6.3: the share of K/V blocks that several sequences of one request save by sharing, OPT-13B.
 
-The saving is 1 - physical / logical blocks, a block counting once for each sequence that refers to it; it is sampled
-every second of the hour in which requests arrive. Parallel samples share their prompt's blocks only, so their saving is
-the prompt's share of the memory: it follows from the lengths, and from how prompt and output lengths go together. Beams
-share what they have in common, which depends on the beams that a model keeps: those are replayed from a recording
-(repro.simulate.beams)."""
+The saving is 1 - physical / logical blocks, a block counting once for each sequence that refers to it: as the authors
+plot it, 1 - 1 / the mean of logical / physical, here of samples a second apart in the window of their script. Parallel
+samples share their prompt's blocks only, so their saving is the prompt's share of the memory: it follows from the
+lengths, and from how prompt and output lengths go together. Beams share what they have in common, which depends on the
+beams that a model keeps: those are replayed from a recording (repro.simulate.beams)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,17 @@ from repro.simulate.beams import KINDS, Turnover, recording
 from repro.simulate.metrics import UsageSamples
 from repro.studies import sweep
 from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting
-from repro.studies.common import WORKLOAD_LABEL, Lengths, Positive, Seeds, Some, Workloads, deployment_of, trace_of
+from repro.studies.common import (
+    WORKLOAD_LABEL,
+    Lengths,
+    Positive,
+    Seeds,
+    Some,
+    Window,
+    Workloads,
+    deployment_of,
+    trace_of,
+)
 from repro.studies.sweep import Setup
 from repro.workloads import Trace
 
@@ -49,8 +59,7 @@ class Params(Parameters):
     widths: Widths
     rate_alpaca: Positive
     rate_sharegpt: Positive
-    duration_s: Positive
-    beam_seconds: Positive
+    window_s: Window
     turnovers: tuple[float, ...]
     seeds: Seeds
     beams: str | None
@@ -78,17 +87,17 @@ def points(params: Params) -> list[Point]:
     result = []
     for method in params.methods:
         for workload in params.workloads:
-            seconds = params.duration_s if method == "parallel" else min(params.duration_s, params.beam_seconds)
             rate = params.rate_alpaca if workload == "alpaca" else params.rate_sharegpt
             variants = [(seed, AS_DRAWN, None) for seed in params.seeds] + [(params.seeds[0], INDEPENDENT, None)]
             if method == "beam":
                 variants += [(params.seeds[0], AS_DRAWN, share) for share in params.turnovers]
             setups = [
-                setup_of(method, workload, width, seconds, *variant, params.lengths, params.beams)
+                setup_of(method, workload, width, params.window_s[1], *variant, params.lengths, params.beams)
                 for width in params.widths
                 for variant in variants
             ]
-            result += [Point(saving, {"setup": each, "rate": rate}, "saving", weight=each.work) for each in setups]
+            run = {"rate": rate, "from_s": params.window_s[0]}
+            result += [Point(saving, {"setup": each, **run}, "saving", weight=each.work) for each in setups]
     return result
 
 
@@ -116,10 +125,10 @@ def setup_of(
 
 
 class PromptShare(Observer):
-    """Share of the stored tokens that are the prompts', counted for each sequence, once a second of `stop_s`."""
+    """Share of the stored tokens that are the prompts', counted for each sequence, once a second of the window."""
 
-    def __init__(self, stop_s: float) -> None:
-        self.next_s, self.stop_s = 0.0, stop_s
+    def __init__(self, start_s: float, stop_s: float) -> None:
+        self.next_s, self.stop_s = start_s, stop_s
         self.shares: list[float] = []
 
     def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
@@ -142,16 +151,18 @@ def independent_trace(workload: str, rate: float, duration_s: float, seed: int, 
     return replace(trace, output_tokens=np.minimum(outputs, longest - trace.prompt_tokens))
 
 
-def saving(setup: Setup, rate: float) -> dict[str, Any]:
-    """Blocks saved by sharing (%), and the prompts' share of the stored tokens (%)."""
+def saving(setup: Setup, rate: float, from_s: float) -> dict[str, Any]:
+    """Blocks saved by sharing (%), and the prompts' share of the stored tokens (%), from `from_s` on while requests
+    arrive."""
     trace = setup.trace_at(rate)
-    usage, prompts = UsageSamples(0.0, setup.duration_s), PromptShare(setup.duration_s)
+    usage, prompts = (watch(from_s, setup.duration_s) for watch in (UsageSamples, PromptShare))
     setup.serve(trace, (usage, prompts))
+    logical = [sample.logical_blocks / sample.physical_blocks for sample in usage.samples if sample.physical_blocks]
     return {
         **setup.row(trace, "replayed"),
         "rate": rate,
         "equals_paper_trace": trace.card.equals_paper_trace,
-        "saving": 100 * usage.saving,
+        "saving": 100 * (1 - 1 / float(np.mean(logical))),
         "prompt_share": 100 * float(np.mean(prompts.shares)),
     }
 

@@ -2,7 +2,8 @@
 
 A prompt of 1024 tokens makes the buddy allocator round every Orca's chunk up to 2048 slots, whatever it expects of the
 output: how many prompts are that long decides the figure. The paper does not say (see repro.workloads.chatbot), so the
-crossings are shown against that share, from conversations of two rounds to a single endless one."""
+curves have conversations of ShareGPT's mean length, which end as in the authors' script, and the crossings are shown
+against that share, from conversations of two rounds to a single endless one."""
 
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -17,23 +18,24 @@ from repro.studies import sweep
 from repro.studies.base import Axes, DataFrame, Figure, Judgement, Point, Rows, Series, house, paper, plotting
 from repro.studies.common import Lengths, Seeds, Systems
 from repro.workloads import Trace
-from repro.workloads.chatbot import PROMPT_LIMIT, chatbot_trace
+from repro.workloads.chatbot import PROMPT_LIMIT, SHAREGPT_ROUNDS, chatbot_trace
 
 TABLES = {"latency": ("system", "rate", "seed"), "crossing": ("system", "seed", "conversations", "assumption")}
 MODEL, PANEL = "opt-13b", "opt-13b/chatbot"
 #: Requests hold 1,000 tokens and more, so of Fig. 12's two anchors for this model we take the one of the longer
 #: contexts.
 ANCHOR = "opt-13b/sharegpt"
-#: name -> (probability of a new conversation, mean rounds of a conversation or None: it never ends). The first is the
-#: rule as the paper states it.
+#: name -> (probability of a new conversation, mean rounds of a conversation or None: it never ends). The first is that
+#: of the curves.
 CONVERSATIONS: dict[str, tuple[float, float | None]] = {
-    "as stated": (0.1, None),
-    **{f"{rounds} rounds": (0.1, float(rounds)) for rounds in (2, 4, 8)},
+    f"{SHAREGPT_ROUNDS} rounds": (0.1, SHAREGPT_ROUNDS),
+    **{f"{rounds} rounds": (0.1, float(rounds)) for rounds in (2, 8, 16)},
+    "none ends": (0.1, None),
     "one endless": (0.0, None),
 }
 #: assumptions: name -> arguments of the cost model. The first one is the curve.
 ASSUMPTIONS = {"as drawn": {}, "Alpaca's anchor": {"anchor": "opt-13b/alpaca"}, **sweep.OPEN}
-STATED, DRAWN = next(iter(CONVERSATIONS)), next(iter(ASSUMPTIONS))
+CURVES, DRAWN = next(iter(CONVERSATIONS)), next(iter(ASSUMPTIONS))
 
 
 class Params(sweep.SweepParameters):
@@ -52,7 +54,7 @@ class Params(sweep.SweepParameters):
 
 
 def setup_of(
-    name: str, duration_s: float, lengths: str | None, seed: int, conversations: str = STATED, assumption: str = DRAWN
+    name: str, duration_s: float, lengths: str | None, seed: int, conversations: str = CURVES, assumption: str = DRAWN
 ) -> sweep.Setup:
     """One system with one kind of conversations, under one assumption of the cost model."""
     new_probability, mean_rounds = CONVERSATIONS[conversations]
@@ -75,11 +77,11 @@ def points(params: Params) -> list[Point]:
         rates = [rate for rate, _ in known.get(name, known["vllm"])]
         beyond = [round(factor * rates[-1], 3) for factor in (1.1, 1.2)]  # ours may turn up later than the paper's
         served = partial(setup_of, name, params.max_seconds, params.lengths)
-        runs = [(seed, STATED, DRAWN) for seed in params.seeds]
+        runs = [(seed, CURVES, DRAWN) for seed in params.seeds]
         result += sweep.points([served(*run) for run in runs], rates + beyond)
         if params.crossings:
             runs += [(seed, conversations, DRAWN) for conversations in CONVERSATIONS for seed in params.band_seeds]
-            runs += [(seed, STATED, assumption) for assumption in ASSUMPTIONS for seed in params.band_seeds]
+            runs += [(seed, CURVES, assumption) for assumption in ASSUMPTIONS for seed in params.band_seeds]
             setups = [served(*run) for run in dict.fromkeys(runs)]
             result += sweep.crossings(setups, max(rates), params.precision)
     return result
@@ -100,7 +102,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     sweep.draw_curves(axes[0], latency, drawn if with_paper else {})
     if params.crossings:
         _draw_shares(axes[1], found[found["assumption"] == DRAWN], drawn if with_paper else {})
-        _draw_ratios(axes[2], found[found["conversations"] == STATED], with_paper)
+        _draw_ratios(axes[2], found[found["conversations"] == CURVES], with_paper)
     plotting.legend(figure, latency, with_paper=with_paper, more=plotting.seeds_band(latency))
     full = f"{latency['full_prompts'].mean():.0%} of the curves' prompts are full"
     note = f"Thin line, left: 0.5 s/token. Calibrated on Fig. 12's {ANCHOR}; {full}"
@@ -118,9 +120,9 @@ def _draw_shares(axis: Axes, found: DataFrame, drawn: Any) -> None:
         means = means.sort_values("full_prompts")
         shares, rates = 100 * means["full_prompts"], means["crossing_rate"]
         axis.plot(shares, rates, color=style.color, marker=style.marker, **plotting.LINE["modelled"])
-        axis.plot(shares[STATED], rates[STATED], style.marker, color=style.color, markersize=9)
+        axis.plot(shares[CURVES], rates[CURVES], style.marker, color=style.color, markersize=9)
         for conversations in means.index if name == "vllm" else ():
-            look = _BELOW if conversations in (STATED, "one endless") else {"xytext": (7, 2), "ha": "left"}
+            look = _BELOW if conversations in (CURVES, "one endless") else {"xytext": (7, 2), "ha": "left"}
             at = shares[conversations], rates[conversations]
             axis.annotate(conversations, at, textcoords="offset points", fontsize=8.5, **look)
         if name in drawn:
@@ -156,7 +158,7 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
     shares = found.groupby("conversations")["full_prompts"].mean().sort_values()
     rates = found.groupby(["conversations", "system"])["crossing_rate"].mean().unstack()
     ratios = rates[orcas].rdiv(rates["vllm"], axis=0)
-    by_seed = found[found["conversations"] == STATED].pivot(index="seed", columns="system", values="crossing_rate")
+    by_seed = found[found["conversations"] == CURVES].pivot(index="seed", columns="system", values="crossing_rate")
 
     def apart(rates: DataFrame) -> Series:
         return 100 * (rates[orcas].max(axis=1) / rates[orcas].min(axis=1) - 1)
@@ -165,11 +167,11 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
         f"{100 * share:.0f} % of the prompts full ({name}): " + ", ".join(f"{ratios[orca][name]:.2f}" for orca in orcas)
         for name, share in shares.items()
     )
-    crossings = ", ".join(f"{name} {rate:.3f}" for name, rate in rates.loc[STATED].items())
+    crossings = ", ".join(f"{name} {rate:.3f}" for name, rate in rates.loc[CURVES].items())
     alike = ", ".join(f"{100 * share:.0f} % full: {apart(rates)[name]:.1f} %" for name, share in shares.items())
-    ours, ends = ratios.loc[STATED].to_dict(), {name: [ratios[name].min(), ratios[name].max()] for name in orcas}
-    facts = {"full": 100 * shares[STATED], "crossings": crossings, "spans": spans}
-    off, off_ends = apart(rates)[STATED], [apart(by_seed).min(), apart(by_seed).max()]
+    ours, ends = ratios.loc[CURVES].to_dict(), {name: [ratios[name].min(), ratios[name].max()] for name in orcas}
+    facts = {"full": 100 * shares[CURVES], "crossings": crossings, "spans": spans}
+    off, off_ends = apart(rates)[CURVES], [apart(by_seed).min(), apart(by_seed).max()]
     return [
         Judgement("fig17-chatbot", ours, "modelled", ends, facts=facts),
         Judgement("fig17-orcas-alike", off, "modelled", off_ends, facts={"by_share": alike}),

@@ -131,7 +131,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     titles = [f"(a) {TOKENS} tokens alone", *(f"({letter}) ShareGPT, {rate:g} req/s" for letter, rate in panels)]
     figure, axes = plotting.panels(titles, width=3.8, height=3.3)
     with_paper, looks = not params.another_run, plotting.styles([*WAYS.values(), "ours"])
-    handles = _draw_curves(axes[0], rows["alone"], "milliseconds", "fig19a" if with_paper else None)
+    handles = draw_curves(axes[0], rows["alone"], "milliseconds", "fig19a" if with_paper else None)
     for way, group in recorded.groupby("way"):
         (label, shown), evidence = RECORDED[way], group["evidence"].iloc[0]
         look = dict(color=looks[shown].color, marker=looks[shown].marker) | plotting.LINE[evidence]
@@ -140,7 +140,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     axes[0].set(ylabel="ms", yscale="log", ylim=(5, 1000))
     for axis, rate in zip(axes[1:], params.rates):
         drawn = "fig19b" if rate == PAPER_RATE and with_paper else None
-        _draw_curves(axis, where(serving, rate=rate), "latency_s_per_token", drawn)
+        draw_curves(axis, where(serving, rate=rate), "latency_s_per_token", drawn)
         axis.set(ylabel="latency (s/token)", yscale="log")
     for axis in axes:
         plotting.log(axis)
@@ -152,7 +152,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     return {"fig19_preemption": figure}
 
 
-def _draw_curves(axis: Axes, rows: DataFrame, y: str, drawn: str | None) -> list[Any]:
+def draw_curves(axis: Axes, rows: DataFrame, y: str, drawn: str | None) -> list[Any]:
     """Returns the legend's entries for the ways."""
     looks = {way: plotting.WAYS[shown] for way, shown in WAYS.items()}
     plotting.curves(axis, rows, "block_size", y, by="way", looks=looks)

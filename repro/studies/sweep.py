@@ -194,11 +194,12 @@ def draw(
     crosses: str = "",
     readings: Mapping[tuple[str, str], float] | None = None,
     calibrated: Iterable[tuple[str, str]] = (),
+    traced: Mapping[tuple[str, str], float] | None = None,
 ) -> Figure:
     """How far our crossings lie from the paper's (%), by panel (`titles`: panel -> title) and system, `step` apart.
 
     The band is what lies `within` (%). `crosses` says what the crosses are: `readings` by panel and system, or rows
-    whose `copies` is false."""
+    whose `copies` is false. Black: `traced` by panel and system."""
     theirs = paper.crossings(figure, LEVEL)
     shown = found[[name in theirs.get(panel, {}) for panel, name in zip(found["panel"], found["system"])]]
     looks, panels = plotting.styles(shown["system"]), list(dict.fromkeys(shown["panel"]))
@@ -222,6 +223,8 @@ def draw(
                 )
             if other is not None:
                 axis.plot(x + 0.4 * step, 100 * (other / drawn_rate - 1), color=style.color, **plotting.CROSS)
+            if traced and (panel, name) in traced:
+                axis.plot(x, 100 * (traced[panel, name] / drawn_rate - 1), "_", color="black", markersize=9, zorder=5)
     axis.set_xticks(range(len(panels)), [titles[panel].replace(", ", "\n") for panel in panels])
     axis.set(ylabel="deviation of the rate (%)", xlim=(-0.6, len(panels) - 0.25))
     axis.grid(axis="x", visible=False)

@@ -33,7 +33,7 @@ TABLES = {
     "alone": ("way", "block_size"),
     "saving": ("workload", "width"),
     "crossing": ("panel", "system"),
-    "latency": ("panel",),
+    "latency": ("panel", "duration_s"),
     "chatbot": ("conversations", "system"),
 }
 SATURATED = 4.0  # req/s, Fig. 2's: memory is never enough
@@ -53,14 +53,15 @@ class Params(Parameters):
 
 def points(params: Params) -> list[Point]:
     seconds, run = params.max_seconds, {"duration_s": params.max_seconds, "seed": params.seed}
-    filled = [("pool", "sharegpt", SATURATED, name) for name in (*ORCAS, "vllm")]
-    filled += [("batches", "sharegpt", rate, "vllm") for rate in params.rates_sharegpt]
-    filled += [("batches", "alpaca", rate, "vllm") for rate in params.rates_alpaca]
-    pool = run | {"model": "opt-13b", "profile": "a100-2023", "block_size": 16, "kv_slots": None, "lengths": None}
+    usage, batch = (min(300.0, seconds / 3), min(900.0, seconds)), (min(600.0, seconds / 6), seconds)
+    filled = [("pool", "sharegpt", SATURATED, name, usage) for name in (*ORCAS, "vllm")]
+    filled += [("batches", "sharegpt", rate, "vllm", batch) for rate in params.rates_sharegpt]
+    filled += [("batches", "alpaca", rate, "vllm", batch) for rate in params.rates_alpaca]
+    pool = {"model": "opt-13b", "profile": "a100-2023", "block_size": 16, "kv_slots": None, "lengths": None}
     result = []
-    for table, workload, rate, name in filled:
-        served = pool | {"workload": workload, "rate": rate, "system": system(name)}
-        result += [Point(fig02_memory_waste.saturated_run, served, table, weight=rate * seconds)]
+    for table, workload, rate, name, window in filled:
+        served = {"workload": workload, "rate": rate, "system": system(name), "window_s": window, "seed": params.seed}
+        result += [Point(fig02_memory_waste.saturated_run, pool | served, table, weight=rate * window[1])]
     result += [Point(until_completed, run, "until_completed", weight=4 * SATURATED * seconds)]
     for num_cpu_blocks in (1000, SWAP_CASE["num_blocks"]):
         result += [Point(swapped_out, SWAP_CASE | {"num_cpu_blocks": num_cpu_blocks}, "swap", weight=0.1)]
@@ -69,17 +70,19 @@ def points(params: Params) -> list[Point]:
     result += [Point(fig19.alone, {}, "alone", weight=0.1)]
     # Points of Fig. 15, 12 and 17, of which we take one seed and few systems.
     sharing = fig15_sharing.setup_of("parallel", "alpaca", 2, min(seconds, 600.0), params.seed)
-    result += [Point(fig15_sharing.saving, {"setup": sharing, "rate": 20.0}, "saving", weight=10 * seconds)]
+    result += [Point(fig15_sharing.saving, {"setup": sharing, "rate": 20.0, "from_s": 0.0}, "saving", 10 * seconds)]
     for model in MODELS:
         for name in ("orca-max", "orca-oracle", "vllm"):
             one = f"{model}/sharegpt", name, seconds, None, (params.seed,), params.precision
             result += fig12_basic_sampling.crossings(*one)
     for workload, rate in (("sharegpt", 2.01), ("alpaca", 30.1)):
-        served = fig12_basic_sampling.setup_of(f"opt-13b/{workload}", "vllm", seconds, None, params.seed)
-        result += sweep.points([served], [rate])
+        for duration_s in dict.fromkeys((min(600.0, seconds), seconds)):  # Fig. 18b's and 19b's script, and Fig. 12's
+            served = fig12_basic_sampling.setup_of(f"opt-13b/{workload}", "vllm", duration_s, None, params.seed)
+            labels = {**served.labels, "duration_s": duration_s}
+            result += sweep.points([replace(served, labels=labels)], [rate])
     chatbots = [
         fig17_chatbot.setup_of(name, seconds, None, params.seed, conversations)
-        for conversations in (fig17_chatbot.STATED, "2 rounds")
+        for conversations in (fig17_chatbot.CURVES, "2 rounds")
         for name in (*ORCAS, "vllm")
     ]
     found = sweep.crossings(chatbots, 0.8, params.precision)

@@ -9,13 +9,14 @@ from repro.engine.checks import instance, user_facing, whole
 from repro.engine.config import lookup
 from repro.workloads.fig11 import EMBEDDED, fig11_lengths
 from repro.workloads.hub import OPT_TOKENIZER, is_dataset_file, lengths_from_dataset
-from repro.workloads.lengths import LengthPairs, LengthSource, lengths_from_csv
-from repro.workloads.trace import Trace, build_trace, check_arrivals, poisson_arrivals
+from repro.workloads.lengths import AuthorsPairs, LengthPairs, LengthSource, lengths_from_csv
+from repro.workloads.trace import ARRIVALS, Trace, build_trace, check_arrivals, poisson_arrivals
 
 WORKLOADS = EMBEDDED
 
 __all__ = [
     "WORKLOADS",
+    "AuthorsPairs",
     "LengthPairs",
     "Trace",
     "build_trace",
@@ -38,6 +39,7 @@ def make_trace(
     lengths: str | os.PathLike[str] | None = None,
     max_model_len: int = 2048,
     tokenizer: str | os.PathLike[str] = OPT_TOKENIZER,
+    arrivals: str = "poisson",
 ) -> Trace:
     """The trace of one experiment: Poisson arrivals at `rate` requests/s for `duration_s` s (section 6.1).
 
@@ -47,12 +49,20 @@ def make_trace(
 
     Equal arguments give equal traces. Arrivals of one seed at two rates are one pattern on two time scales. Embedded
     lengths go with them: the same requests in the same order, more of them at the higher rate. A file's or data set's
-    first N pairs are shuffled anew for every N (`LengthPairs.draw`). Raises UserError for an unknown workload, numbers
-    that cannot be, or a source that cannot be read."""
+    first N pairs are shuffled anew for every N (`LengthPairs.draw`).
+
+    `arrivals` "authors" makes the authors' own trace, bit for bit if `lengths` has their pairs (docs/workloads.md). Its
+    pairs have prompt + output < max_model_len.
+
+    Raises UserError for an unknown workload, numbers that cannot be, or a source that cannot be read."""
     lookup("workload", dict.fromkeys(WORKLOADS), workload)
     whole("max_model_len", max_model_len, 2)
+    lookup("arrivals", ARRIVALS, arrivals)
     check_arrivals(rate, duration_s, seed)  # before a source that may take minutes
-    return build_trace(workload, length_source(workload, lengths, max_model_len, tokenizer), rate, duration_s, seed)
+    source = length_source(workload, lengths, max_model_len, tokenizer)
+    if arrivals == "authors":
+        source = AuthorsPairs.of(source, workload, max_model_len)
+    return build_trace(workload, source, rate, duration_s, seed, arrivals)
 
 
 def length_source(

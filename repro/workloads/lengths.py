@@ -8,7 +8,8 @@ import csv
 import functools
 import hashlib
 import io
-from dataclasses import dataclass
+import random
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +23,9 @@ COLUMNS = ("prompt_tokens", "output_tokens")
 # sha256 of the pairs (`pairs_hash`) that the paper's ShareGPT trace was drawn from: those of the authors' artifact
 # (sosp-ae-39/sosp-ae-astra) with prompt + output <= 2048; 79,731 pairs with Fig. 11's means, 161.31 / 337.99.
 PAPER_PAIRS = {"sharegpt": "e4837cf1c5bd9975b1868e1dbcbaf49a7bf6871a1ab66c769fd282a0b83e1c0f"}
+
+# sha256 of the pairs that their generator shuffles, prompt + output < 2048 (79,725), in their file's order
+PAPER_ORDER = {"sharegpt": "626e362ea8cc8943aa6cc434fca98690fdebc1ead5513b7b8e1fad48a8e936d6"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +56,11 @@ class LengthSource(Protocol):
 
 def pairs_hash(pairs: np.ndarray) -> str:
     """sha256 of [n, 2] pairs as little-endian int64, sorted by prompt, then output: order does not count."""
-    order = np.lexsort((pairs[:, 1], pairs[:, 0]))
-    return hashlib.sha256(np.ascontiguousarray(pairs[order], dtype="<i8").tobytes()).hexdigest()
+    return _sha256(pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))])
+
+
+def _sha256(pairs: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(pairs, dtype="<i8").tobytes()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +99,47 @@ class LengthPairs:
         A short trace is the beginning of the table, whatever stands there, as it was for the authors."""
         rng = np.random.default_rng([seed, LENGTHS_STREAM])
         return self.pairs[rng.permutation(np.arange(num_pairs) % len(self.pairs))]
+
+
+@dataclass(frozen=True, eq=False)
+class AuthorsPairs:
+    """Pairs as the authors' generator draws them: in the file's order, shuffled by Python's own generator."""
+
+    pairs: list[tuple[int, int]]
+    facts: SourceFacts
+
+    @classmethod
+    def of(cls, source: LengthSource, workload: str, max_model_len: int) -> "AuthorsPairs":
+        """Of a table of pairs those with prompt + output < max_model_len. `equals_paper_trace` is decided by content
+        and order here. UserError for lengths that are no table, and when no pair is left."""
+        if not isinstance(source, LengthPairs):
+            raise UserError(
+                "arrivals = 'authors' draws from a file of pairs in its order, and no file is given; name one with "
+                "lengths (--lengths FILE.csv)"
+            )
+        kept = source.pairs[source.pairs.sum(axis=1) < max_model_len]
+        if len(kept) == 0:
+            raise UserError(
+                f"{source.facts.source}: none of its pairs has prompt + output < {max_model_len} tokens, which is what "
+                "the authors' generator keeps; raise max_model_len or bring shorter requests"
+            )
+        facts = replace(
+            source.facts,
+            recipe="the pairs in their order, repeated as often as needed and cut to the number of arrivals, then "
+            "Python's shuffle with the seed: the authors' generator",
+            filter=f"prompt + output < {max_model_len} ({len(kept)} pairs kept)",
+            num_pairs=len(kept),
+            mean_prompt_tokens=float(kept[:, 0].mean()),
+            mean_output_tokens=float(kept[:, 1].mean()),
+            equals_paper_trace=_sha256(kept) == PAPER_ORDER.get(workload),
+        )
+        return cls(list(map(tuple, kept.tolist())), facts)
+
+    def draw(self, num_pairs: int, seed: int) -> np.ndarray:
+        """[num_pairs, 2], bit for bit as the authors' script draws them."""
+        drawn = (self.pairs * -(-num_pairs // len(self.pairs)))[:num_pairs]
+        random.Random(seed).shuffle(drawn)
+        return np.array(drawn, dtype=np.int64).reshape(num_pairs, 2)
 
 
 def lengths_from_csv(path: str | Path, workload: str = "sharegpt", max_model_len: int = 2048) -> LengthPairs:

@@ -150,6 +150,27 @@ def poisson_arrivals(rate_per_s: float, duration_s: float, seed: int) -> np.ndar
     return np.floor(times[times < duration_s] / TICK_S) * TICK_S
 
 
+def authors_arrivals(rate_per_s: float, duration_s: float, seed: int) -> np.ndarray:
+    """Arrival times as the authors' generator draws them, bit for bit: one Poisson count for each 10 ms of the
+    duration, from NumPy's legacy generator. Raises UserError as check_arrivals."""
+    check_arrivals(rate_per_s, duration_s, seed)
+    if seed >= 2**32:
+        raise UserError(f"seed is {seed}: the authors' generator takes seeds below {2**32}")
+    counts = np.random.RandomState(seed).poisson(rate_per_s * TICK_S, int(duration_s * 100))
+    return np.repeat(np.arange(len(counts)), counts) * TICK_S
+
+
+#: how requests arrive -> the function that draws their times, and what a trace's card says of it
+ARRIVALS = {
+    "poisson": (
+        poisson_arrivals,
+        "Poisson, counts per 10 ms, each arrival at the start of its 10 ms; one seed gives one pattern of unit-rate "
+        "gaps, scaled to the rate",
+    ),
+    "authors": (authors_arrivals, "the authors' own: Poisson counts per 10 ms from NumPy's legacy generator"),
+}
+
+
 def rank_correlation(x: np.ndarray, y: np.ndarray) -> float | None:
     """Spearman's correlation of two equally long arrays (ties share their mean rank), None if undefined."""
     ranks = []
@@ -170,17 +191,19 @@ def _mean_output_by_prompt(prompt: np.ndarray, output: np.ndarray) -> tuple[tupl
     return tuple((name, int(n), float(t / n) if n else None) for name, n, t in zip(names, counts, totals))
 
 
-def build_trace(workload: str, lengths: LengthSource, rate_per_s: float, duration_s: float, seed: int) -> Trace:
-    """A trace of Poisson arrivals with lengths drawn from `lengths`; UserError when no request arrives."""
-    arrival_s = poisson_arrivals(rate_per_s, duration_s, seed)
+def build_trace(
+    workload: str, lengths: LengthSource, rate_per_s: float, duration_s: float, seed: int, arrivals: str = "poisson"
+) -> Trace:
+    """A trace with lengths drawn from `lengths`; `arrivals` is one of ARRIVALS. UserError when no request arrives."""
+    draw, described = ARRIVALS[arrivals]
+    arrival_s = draw(rate_per_s, duration_s, seed)
     if len(arrival_s) == 0:
         raise UserError(f"no request arrives in {duration_s:g} s at rate {rate_per_s:g}/s (seed {seed}): raise either")
     prompt, output = np.ascontiguousarray(lengths.draw(len(arrival_s), seed).T)
     card = TraceCard(
         workload=workload,
         source=lengths.facts,
-        arrivals="Poisson, counts per 10 ms, each arrival at the start of its 10 ms; one seed gives one "
-        "pattern of unit-rate gaps, scaled to the rate",
+        arrivals=described,
         rate_per_s=float(rate_per_s),
         duration_s=float(duration_s),
         seed=int(seed),

@@ -215,6 +215,14 @@ def test_sequences_are_capped() -> None:
     assert case.run() == ["01", "01", "23", "23"]
 
 
+def test_a_running_group_counts_once_where_the_artifact_counts_so() -> None:
+    """1 + 2 sequences pass the cap of 3, and so would any number of groups but for the newcomer's own."""
+    requests = [*(request(number, 2, 2, n=2) for number in range(3)), request(3, 2, 2)]
+    case = Case(*requests, max_num_seqs=3, groups_count_once=True)
+    assert case.run() == ["01", "01", "23", "23"]
+    assert Case(*requests, max_num_seqs=3).run()[0] == "0"
+
+
 def test_prompts_and_decoding_sequences_share_the_token_cap() -> None:
     case = Case(request(0, 6, 3), request(1, 5, 1), request(2, 5, 1), max_num_seqs=4, max_num_batched_tokens=10)
     assert case.step() == ("", "0", "")  # 6 + 5 > 10
@@ -249,6 +257,18 @@ def test_parallel_samples_of_one_prompt_cost_one_prompt() -> None:
 
 def reserving(blocks: int = 64) -> ContiguousKVCacheManager:
     return ContiguousKVCacheManager(blocks, 4, reservation=reserve_oracle, max_model_len=64)
+
+
+def test_a_static_batch_is_cut_before_it_would_be_padded_too_far() -> None:
+    """Longest prompt + longest output of 0 and 1 are 9 + 20, with 2 they would be 11 + 20. Alone each may start."""
+    requests = request(0, 2, 20), request(1, 9, 3), request(2, 11, 1), request(3, 2, 30)
+    static = {"batching": Batching.REQUEST, "max_num_seqs": 8, "max_num_batched_tokens": None}
+    case = Case(*requests, manager=reserving(), **static, max_padded_len=30)
+    assert case.step() == ("", "01", "")
+    assert case.steps(19)[-1] == ("01", "", "") and case.ended == "01"
+    assert case.step() == ("", "2", "") and case.ended == "2"
+    assert case.step() == ("", "3", "")
+    assert Case(*requests, manager=reserving(), **static).step() == ("", "0123", "")
 
 
 def test_a_static_batch_forms_runs_and_returns_together() -> None:
@@ -356,6 +376,8 @@ def test_the_largest_request_that_can_run_does(one: Request, manager: KVCacheMan
     "config, message",
     (
         ({"max_num_seqs": 0}, "max_num_seqs = 0"),
+        ({"max_padded_len": 2040}, "max_padded_len = 2040 is for static batches"),
+        ({"batching": Batching.REQUEST, "max_padded_len": 0}, "max_padded_len = 0"),
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens = 0"),
         ({"max_num_seqs": 9, "max_num_batched_tokens": 8}, "max_num_seqs = 9 is more than max_num_batched_tokens = 8"),
     ),

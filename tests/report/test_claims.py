@@ -315,7 +315,7 @@ def test_misses_that_a_quorum_allows_are_named(tmp_path):
     entry = entries_of(tmp_path)["fig12-curves"]
     assert entry["note"] == "Outside: opt-66b/alpaca vllm +20 %."
     panels = entry["verdicts"]["crossings"]
-    assert set(panels["opt-66b/alpaca"].values()) == {"reproduced"} and entry["verdict"] == "reported"
+    assert set(panels["opt-66b/alpaca"].values()) == {"reproduced"} and entry["verdict"] == "reproduced"
     assert set(panels["opt-13b/alpaca"].values()) == {"calibration"}
 
 

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from repro.bench.anchors import solve_anchor
+from repro.bench.anchors import solve_anchor, solve_extra
 from repro.engine.config import DEPLOYMENTS, DEVICES
 from repro.engine.errors import UserError
 from repro.engine.memory import CacheOp, OpKind
 from repro.engine.scheduler import Prefill, SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.report import paper
-from repro.simulate.cost_model import CostModel
-from repro.simulate.profiles import a100_2023, context_splits, cost_model
+from repro.simulate.cost_model import CostModel, PaddedCostModel
+from repro.simulate.profiles import a100_2023, context_splits, cost_model, faster_transformer_costs
 
 OPT_13B = DEPLOYMENTS["opt-13b"]
 UNIT = CostModel(
@@ -47,6 +47,30 @@ def test_each_term_of_the_formula():
 def test_prompts_hide_behind_the_pass_over_the_weights(tokens, seconds):
     output = SchedulerOutput(0, prefills=[Prefill(group(), tokens, 0)], num_prefill_tokens=tokens)
     assert first_s(UNIT, output) == 1 + 10 + 100 + seconds
+
+
+def test_a_padded_batch_costs_what_its_longest_member_does():
+    costs = PaddedCostModel(**vars(UNIT))
+    short, long = (SequenceGroup(Request(number, 0.0, size, 8, SamplingParams())) for number, size in enumerate((3, 9)))
+    prompts = SchedulerOutput(0, prefills=[Prefill(short, 3, 0), Prefill(long, 9, 0)], num_prefill_tokens=12)
+    assert first_s(costs, prompts) == 1 + 2 * 10 + 2 * 100 + 2 * 9 * 2 - 6
+    for each in (short, long):
+        each.running_since = 0
+    decoding = SchedulerOutput(4, decodes=[short, long], num_decode_seqs=2, context_tokens=20)
+    times = costs.step_times(decoding)
+    assert [next(times) - (1 + 20 + 200) for _ in range(2)] == [2 * 13 * 1000, 2 * 14 * 1000]
+
+
+def test_faster_transformers_step_is_the_datasheets_and_one_extra():
+    opt_66b = DEPLOYMENTS["opt-66b"]
+    costs, bare = faster_transformer_costs(opt_66b), cost_model("datasheet", opt_66b)
+    extra_ms = a100_2023()["faster_transformer_extra_ms"]["authors"]["opt-66b"]
+    assert costs.fixed_s == pytest.approx(bare.weight_read_s + extra_ms / 1e3)
+    assert costs.per_context_token_s == bare.per_context_token_s and costs.per_seq_s == costs.per_group_s == 0
+    assert costs.per_prefill_token_s == pytest.approx(2 * bare.per_prefill_token_s)
+    llama = faster_transformer_costs(DEPLOYMENTS["llama-13b"])  # as many layers as OPT-13B, and no extra of its own
+    known = a100_2023()["faster_transformer_extra_ms"]["authors"]["opt-13b"]
+    assert llama.fixed_s == pytest.approx(llama.weight_read_s + known / 1e3)
 
 
 def test_context_grows_by_one_token_a_sequence_and_iteration():
@@ -122,3 +146,13 @@ def test_bad_settings_are_refused_by_name(arguments, named):
 def test_coefficients_are_finite_and_not_negative(field, value):
     with pytest.raises(UserError, match=field):
         replace(UNIT, **{field: value})
+
+
+@pytest.mark.parametrize("model", ["opt-13b", "opt-66b", "opt-175b"])
+@pytest.mark.parametrize("kind, seeds", [("embedded", (0, 1, 2)), ("authors", (0,))])
+def test_faster_transformers_extras_can_be_solved_again(model, kind, seeds, request):
+    folder = request.getfixturevalue("reference_dir") if kind == "authors" else None
+    lengths = folder and str(folder / "data" / "sharegpt_lengths.csv")
+    lowest = paper.points("fig12", f"{model}/sharegpt", "faster-transformer")[0]
+    solved = solve_extra(model, *lowest, lengths, seeds)
+    assert solved == pytest.approx(a100_2023()["faster_transformer_extra_ms"][kind][model], abs=0.05)

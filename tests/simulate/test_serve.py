@@ -11,7 +11,7 @@ from repro.engine.sequence import SamplingParams
 from repro.engine.systems import SYSTEMS, contiguous_system, register, system, system_for
 from repro.simulate.beams import recording
 from repro.simulate.metrics import PIECES, UsageSamples
-from repro.simulate.profiles import cost_model
+from repro.simulate.profiles import cost_model, faster_transformer_costs
 from repro.simulate.serve import crossing, serve
 from repro.workloads import make_trace
 from repro.workloads.chatbot import chatbot_trace
@@ -86,7 +86,8 @@ def test_a_reservation_shorter_than_the_output_is_refused():
 def test_names_stand_for_the_papers_own_setting(name):
     trace = make_trace("sharegpt", 4.0, 30.0, seed=1)
     log, by_name = [], []
-    served = serve(system_for(name, OPT_13B, "sharegpt"), OPT_13B, trace, COSTS, log=log)
+    costs = faster_transformer_costs(OPT_13B) if name == "faster-transformer" else COSTS
+    served = serve(system_for(name, OPT_13B, "sharegpt"), OPT_13B, trace, costs, log=log)
     named = serve(name, "opt-13b", trace, log=by_name)
     assert [one.finish_s for one in named.outcomes] == [one.finish_s for one in served.outcomes]
     assert named.events is by_name and by_name == log

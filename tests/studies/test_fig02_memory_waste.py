@@ -23,7 +23,8 @@ from repro.studies import fig02_memory_waste as study
     [
         (dict(usage_rate=0.0), "'usage_rate' must be above 0, not 0.0"),
         (dict(usage_rate=float("nan")), "nan"),
-        (dict(duration_s=-5.0), "-5.0"),
+        (dict(usage_window_s=(-5.0, 900.0)), "usage_window_s.*is no window"),
+        (dict(batch_window_s=(900.0, 900.0)), "batch_window_s.*is no window"),
         (dict(seeds=()), "seeds"),
         (dict(seeds=(1, 1)), "twice"),
         (dict(systems=("vlm",)), "unknown system 'vlm'; known: .*vllm"),
@@ -46,7 +47,7 @@ def saturated(name, **changes):
         model="opt-13b",
         workload="sharegpt",
         rate=4.0,
-        duration_s=600.0,
+        window_s=(0.0, 600.0),
         seed=0,
         profile="a100-2023",
         block_size=16,
@@ -73,7 +74,7 @@ def test_with_the_papers_own_lengths_fig_2_is_the_papers(reference_dir):
     printed = paper.figure("fig2")
     deviations = []
     for name in ("orca-max", "orca-pow2", "orca-oracle"):
-        row = saturated(name, duration_s=3600.0, lengths=str(reference_dir / "data" / "sharegpt_lengths.csv"))
+        row = saturated(name, window_s=(0.0, 3600.0), lengths=str(reference_dir / "data" / "sharegpt_lengths.csv"))
         assert row["equals_paper_trace"]
         ours = {
             "token states": row["token_states"],

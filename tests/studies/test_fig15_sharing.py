@@ -19,7 +19,7 @@ STEM = "fig15_sharing"
 
 @pytest.fixture(scope="module")
 def small():
-    params = parameters(STEM, workloads=["alpaca"], duration_s=30.0, seeds=[0], methods=["parallel"])
+    params = parameters(STEM, workloads=["alpaca"], window_s=[15.0, 40.0], seeds=[0], methods=["parallel"])
     return params, rows_of(study, params)["saving"]
 
 
@@ -46,7 +46,7 @@ def test_one_prompt_of_known_length():
         ones = np.ones(len(trace), dtype=np.int64)
         return replace(trace, prompt_tokens=32 * ones, output_tokens=17 * ones)
 
-    row = study.saving(replace(study.setup_of("parallel", "alpaca", 2, 20.0, 0), trace=fixed), rate=1.0)
+    row = study.saving(replace(study.setup_of("parallel", "alpaca", 2, 20.0, 0), trace=fixed), rate=1.0, from_s=0.0)
     assert 100 * 2 / 6 <= row["saving"] <= 50  # all shared while the prompt runs: 50 %
 
 
@@ -69,7 +69,7 @@ def test_figures_and_verdicts(small):
 
 
 def test_beams_share_more_than_parallel_samples_and_more_the_more_of_them_are_replaced(small):
-    small_beams = {"workloads": ["alpaca"], "widths": [4], "beam_seconds": 20.0, "turnovers": [0.05, 0.5]}
+    small_beams = {"workloads": ["alpaca"], "widths": [4], "window_s": [0.0, 20.0], "turnovers": [0.05, 0.5]}
     params = parameters(STEM, seeds=[0], methods=["beam"], **small_beams)
     rows = rows_of(study, params)["saving"]
     made_up = rows.dropna(subset=["turnover"]).set_index("turnover")["saving"]

@@ -1,6 +1,7 @@
 """Traces: arrivals, the card, the front door, and a file of lengths."""
 
 import dataclasses
+import hashlib
 import json
 import pickle
 import subprocess
@@ -311,6 +312,89 @@ def test_any_source_of_lengths_makes_a_trace() -> None:
     trace = build_trace("constant", Constant(), 3.0, 60.0, 0)
     assert set(trace.prompt_tokens) == {10} and trace.card.rank_correlation is None
     assert "undefined" in str(trace.card)
+
+
+# ---- the authors' own trace ----
+
+#: of which 1024 + 1024 and 2000 + 100 are left out: their generator keeps sums below 2048
+FEW_PAIRS = "21,518\n8,66\n1024,1024\n1000,1047\n5,5\n300,7\n2000,100\n"
+
+
+def rows_of(trace: Trace) -> np.ndarray:
+    """[n, 3]: tick of 10 ms, prompt, output."""
+    ticks = np.rint(trace.arrival_s / TICK_S).astype(np.int64)
+    return np.stack([ticks, trace.prompt_tokens, trace.output_tokens], axis=1)
+
+
+@pytest.mark.parametrize(
+    "seed, first, last, count",
+    [
+        (0, [[149, 21, 518], [594, 300, 7], [617, 21, 518], [971, 8, 66]], [2821, 1000, 1047], 16),
+        (3, [[332, 8, 66], [358, 21, 518], [813, 8, 66], [1214, 21, 518]], [2979, 5, 5], 9),
+    ],
+)
+def test_a_small_file_gives_the_authors_trace(tmp_path: Path, seed: int, first: list, last: list, count: int) -> None:
+    path = write_csv(tmp_path, HEADER + FEW_PAIRS)
+    np.random.seed(1)  # noqa: NPY002 - the global generator must neither be used nor be moved
+    before = np.random.get_state()[1].tolist()  # noqa: NPY002
+    trace = make_trace("sharegpt", 0.5, 30.0, seed, path, arrivals="authors")
+    assert np.random.get_state()[1].tolist() == before  # noqa: NPY002
+    rows = rows_of(trace)
+    assert len(rows) == count and rows[:4].tolist() == first and rows[-1].tolist() == last
+    assert trace.card.source.num_pairs == 5 and not trace.card.equals_paper_trace
+    assert "authors" in trace.card.arrivals and "authors' generator" in str(trace.card)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"arrivals": "author"}, "unknown arrivals 'author'; known: authors, poisson"),
+        ({}, "needs|draws from a file of pairs"),
+        ({"seed": 2**32}, "seeds below"),
+        ({"lengths": "long"}, "none of its pairs has prompt [+] output < 2048"),
+    ],
+)
+def test_what_cannot_be_the_authors_trace_is_refused(tmp_path: Path, changes: dict, message: str) -> None:
+    if "seed" in changes:
+        changes = changes | {"lengths": write_csv(tmp_path, HEADER + FEW_PAIRS)}
+    if changes.get("lengths") == "long":
+        changes = changes | {"lengths": write_csv(tmp_path, HEADER + "1024,1024\n")}
+    run = {"workload": "sharegpt", "rate": 1.0, "duration_s": 30.0, "seed": 0, "arrivals": "authors"}
+    with pytest.raises(UserError, match=message):
+        make_trace(**run | changes)
+
+
+@pytest.mark.parametrize(
+    "rate, duration_s, count, prompts, outputs, sha256",
+    [
+        (4.0, 900.0, 3604, 547_150, 1_200_908, "76d4d329c47557ca"),
+        (2.0, 3600.0, 7280, 1_161_055, 2_446_263, "e3dd23bba4c723f3"),
+        (2.01, 600.0, 1166, 164_668, 388_714, "7cc9d991a346877c"),
+    ],
+)
+def test_the_real_file_gives_the_authors_trace_bit_for_bit(
+    reference_dir: Path,
+    tmp_path: Path,
+    rate: float,
+    duration_s: float,
+    count: int,
+    prompts: int,
+    outputs: int,
+    sha256: str,
+) -> None:
+    path = reference_dir / "data" / "sharegpt_lengths.csv"
+    trace = make_trace("sharegpt", rate, duration_s, 0, str(path), arrivals="authors")
+    rows = rows_of(trace)
+    assert (len(rows), rows[:, 1].sum(), rows[:, 2].sum()) == (count, prompts, outputs)
+    assert hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest()[:16] == sha256
+    assert trace.card.equals_paper_trace
+    if rate == 4.0:
+        first = "8,48,602 19,147,74 50,25,20 67,32,67 68,675,848 98,67,107 143,19,114 157,2,10 202,3,10 249,26,255"
+        assert [",".join(map(str, row)) for row in rows[:10].tolist()] == first.split()
+        lines = path.read_text().splitlines()
+        backwards = write_csv(tmp_path, "\n".join([lines[0], *lines[:0:-1]]))
+        other = make_trace("sharegpt", rate, duration_s, 0, backwards, arrivals="authors")
+        assert not other.card.equals_paper_trace  # the same pairs in another order are another trace
 
 
 # ---- the real pairs ----

@@ -5,7 +5,7 @@ import pytest
 
 from repro.engine.errors import UserError
 from repro.workloads import fig11_lengths, make_trace
-from repro.workloads.chatbot import Conversations, chatbot_trace
+from repro.workloads.chatbot import OUTPUT_LIMIT, Conversations, chatbot_trace
 
 ROUNDS = fig11_lengths("sharegpt")
 
@@ -17,21 +17,23 @@ def opened(conversations: Conversations, count: int, seed: int = 0) -> np.ndarra
 
 
 def test_one_endless_conversation_carries_everything_said_so_far() -> None:
-    requests, rounds = Conversations(ROUNDS, new_probability=0.0).draw(300, 5), ROUNDS.draw(300, 5)
-    history = np.concatenate([[0], np.cumsum(rounds[:, 0] + np.minimum(rounds[:, 1], 1024))[:-1]])
+    requests, rounds = Conversations(ROUNDS, 0.0, mean_rounds=None).draw(300, 5), ROUNDS.draw(300, 5)
+    history = np.concatenate([[0], np.cumsum(rounds[:, 0] + np.minimum(rounds[:, 1], OUTPUT_LIMIT))[:-1]])
+    assert OUTPUT_LIMIT == 2048 - 1024 - 8
     assert (requests[:, 0] == np.minimum(history + rounds[:, 0], 1024)).all()
-    assert (requests[:, 1] == np.minimum(rounds[:, 1], 1024)).all()
+    assert (requests[:, 1] == np.minimum(rounds[:, 1], OUTPUT_LIMIT)).all()
     assert requests.max() == 1024 and requests.min() >= 1
 
 
 @pytest.mark.parametrize("changes", [{"new_probability": 1.0}, {"mean_rounds": 1.0}])
 def test_without_second_rounds_it_is_the_basic_workload_cut_to_its_limits(changes: dict) -> None:
-    assert (Conversations(ROUNDS, **changes).draw(2000, 3) == np.minimum(ROUNDS.draw(2000, 3), 1024)).all()
+    cut = np.minimum(ROUNDS.draw(2000, 3), [1024, OUTPUT_LIMIT])
+    assert (Conversations(ROUNDS, **changes).draw(2000, 3) == cut).all()
 
 
 @pytest.mark.parametrize("probability", [0.05, 0.1, 0.5])
 def test_a_conversation_opens_as_often_as_said(probability: float) -> None:
-    assert opened(Conversations(ROUNDS, probability), 20_000).mean() == pytest.approx(probability, rel=0.05)
+    assert opened(Conversations(ROUNDS, probability, None), 20_000).mean() == pytest.approx(probability, rel=0.05)
 
 
 @pytest.mark.parametrize("mean_rounds", [2.0, 5.0])

@@ -14,7 +14,9 @@ from repro.report import paper
 from repro.report.claims.rules import KeyPath, Leaf, Rule, Tree, Verdict, at, leaves, mapped, worst
 
 KINDS = ("exact", "trace", "memory", "serving", "kernel")
-EVIDENCE = ("exact", "measured", "recorded", "replayed", "modelled")  # from the strongest to the weakest
+#: from the strongest to the weakest; rows on the authors' lengths were computed once and are kept
+_COMPUTED = ("replayed", "replayed on the authors' lengths", "modelled", "modelled on the authors' lengths")
+EVIDENCE = ("exact", "measured", "recorded", *_COMPUTED)
 #: What a claim's `measured` says where its rule is applied to rows of another GPU, too.
 SAME_RULE = "same rule"
 _FILES = ("paper.yaml", "later.yaml")
@@ -138,10 +140,11 @@ def _claim(entry: dict[str, Any]) -> Claim:
     return Claim(**entry)
 
 
-def _drawn_crossings(figure: str, apart: str | None = None) -> Tree:
+def _drawn_crossings(figure: str, apart: str | None = None, workload: str = "") -> Tree:
     """panel -> system -> req/s where the drawn curve reaches 0.5 s/token; with `apart` that system is a table of its
-    own: {"crossings": panel -> system -> rate, apart: panel -> rate}."""
-    panels = paper.crossings(figure, 0.5)
+    own: {"crossings": panel -> system -> rate, apart: panel -> rate}. With a `workload`, its panels only."""
+    found = paper.crossings(figure, 0.5)
+    panels = {panel: systems for panel, systems in found.items() if panel.endswith(workload)}
     if apart is None:
         return panels
     alone = {panel: systems.pop(apart) for panel, systems in panels.items()}

@@ -21,6 +21,8 @@ _SAYS = {
     "modelled": ("Modelled: virtual time", ", step times of "),
     "measured": ("Measured", " on "),
     "recorded": ("Recorded earlier", " on "),
+    "replayed on the authors' lengths": ("Replayed: counted on the authors' own trace", ", step times of "),
+    "modelled on the authors' lengths": ("Modelled: virtual time, the authors' own trace", ", step times of "),
 }
 
 

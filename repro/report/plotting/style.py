@@ -51,7 +51,7 @@ _OTHERS = (
 WAYS: Mapping[str, Style] = dict(zip(("parallel", "beam", "recompute", "swap", "swap-in", "swap-out"), _OTHERS))
 
 _CLOCKED = dict(linestyle="-", linewidth=2.0, markersize=6.5, markeredgecolor="black", markeredgewidth=0.8)
-LINE: Mapping[str, dict[str, Any]] = {
+LINE: dict[str, dict[str, Any]] = {
     "exact": dict(linestyle="-", linewidth=1.2, markersize=4.5),
     "replayed": dict(linestyle="-", linewidth=1.2, markersize=4.5),
     "modelled": dict(linestyle=(0, (4, 1.5)), linewidth=1.7, markersize=4.5),
@@ -59,13 +59,15 @@ LINE: Mapping[str, dict[str, Any]] = {
     "recorded": _CLOCKED,
 }
 _CLOCKED_BAR = dict(edgecolor="black", linewidth=0.8)
-BAR: Mapping[str, dict[str, Any]] = {
+BAR: dict[str, dict[str, Any]] = {
     "exact": dict(linewidth=0),
     "replayed": dict(linewidth=0),
     "modelled": dict(edgecolor="#333333", linewidth=1.0, linestyle="--", alpha=0.8),
     "measured": _CLOCKED_BAR,
     "recorded": _CLOCKED_BAR,
 }
+for _look in (LINE, BAR):
+    _look |= {f"{kind} on the authors' lengths": _look[kind] for kind in ("replayed", "modelled")}
 PAPER: Mapping[str, Any] = dict(
     linestyle=(0, (1, 1.6)), linewidth=1.0, markersize=7, markerfacecolor="none", markeredgewidth=1.1
 )
