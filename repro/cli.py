@@ -259,12 +259,9 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _page(variant: str) -> int:
-    from repro.harness.experiment import parameter_file
-    from repro.report.page import Description, build
+    from repro.harness import page
 
-    where = paths.folders(variant)
-    files = {stem: parameter_file(stem) for stem in where.stems()}
-    build(where.figures, where.results, {stem: Description(file.title, file.captions) for stem, file in files.items()})
+    page.build(variant)
     return 0
 
 

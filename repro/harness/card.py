@@ -1,7 +1,8 @@
 """How a run displays in a notebook: a card with its points, its parameters and what each means, and its verdicts.
 
 The card takes its colours from the page that it stands on, so that it can be read in light and in dark themes; only a
-verdict brings colours of its own, a background and the text on it."""
+verdict brings colours of its own, a background and the text on it. What it says of the moment (points kept, claims
+judged so far) is marked, since the notebook as HTML leaves it out (repro.report.notebooks)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,11 @@ def html(run: Run) -> str:
     """The run as HTML: points kept and missing, parameters in force beside those of the file, and the verdicts."""
     head = f"<p><b>{escape(run.title)}</b><br><code>{run.stem}</code>, {run.scale} scale</p>"
     points = f"<details><summary>{_points(run)}</summary>{run.plan().to_html(max_rows=60)}</details>"
-    return f"<div>{head}{points}{_parameters(run)}{_claims(run)}</div>"
+    return f"<div>{head}{_now(points)}{_parameters(run)}{_now(_claims(run))}</div>"
+
+
+def _now(part: str) -> str:
+    return f'<section class="now">{part}</section>'
 
 
 def _points(run: Run) -> str:

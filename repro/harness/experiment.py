@@ -268,6 +268,8 @@ class Run:
     def judgements(self, rows: Rows) -> list[Judgement]:
         """What the rows say about the paper's claims, with the notes of the parameter file filled in; nothing where
         the parameters are not the paper's."""
+        from repro.report import claims
+
         _expect_rows(rows)
         found = self.study.judge(rows, self.params) if self.params.as_in_paper else []
         notes = dict(self.file.notes)
@@ -276,7 +278,7 @@ class Run:
                 one.claim_id, None
             ):  # on a claim's first judgement; a second one is of another machine
                 # Not `replace`: it would round the numbers a second time.
-                object.__setattr__(one, "note", text.strip().format(**one.facts))
+                object.__setattr__(one, "note", claims.filled(text.strip(), one.facts))
         return found
 
     def judge(self, rows: Rows) -> pd.DataFrame:

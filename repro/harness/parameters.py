@@ -13,7 +13,7 @@ import re
 import reprlib
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError, field_
 
 from repro.engine.errors import UserError
 
-_SECTIONS = ("title", "params", "smoke", "captions", "notes")
+_SECTIONS = ("title", "params", "smoke", "captions", "views", "notes")
 _WORDS = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", type(None): "null"}
 #: A parameter's line in the file: its name, its value, and its meaning.
 _MEANING = re.compile(r"^  (\w+):[^#\n]*\s#\s*(.+)$", re.MULTILINE)
@@ -109,6 +109,7 @@ class ParameterFile:
     meanings: dict[str, str]  # of the parameters
     captions: dict[str, str]  # what to see in each figure
     notes: dict[str, str]  # what to say beside a claim, with places for numbers as in `str.format`
+    views: dict[str, Any] = field(default_factory=dict)  # which of a figure's rows the page charts (repro.report.views)
 
 
 def make_parameters(cls: type[Parameters], file: ParameterFile, scale: str, given: Mapping[Any, Any]) -> Parameters:

@@ -3,7 +3,8 @@
 A figure carries the hashes of its rows, parameters and computing code, and so does the sidecar beside it. Parameters
 and code are hashed again from the checkout; the rows beside the figure, and those in results/ if they are there, are
 compared with what it carries; the figure is drawn again from its rows and must come out byte for byte. What computes
-for seconds only is computed again, too; the rest on request, but for measurements of wall-clock time."""
+for seconds only is computed again, too; the rest on request, but for measurements of wall-clock time. With all figures
+the page beside them is built again, and rendered notebooks must be of the same rows."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from repro import paths
 from repro.engine.errors import UserError
-from repro.harness import experiment
+from repro.harness import experiment, page
 from repro.harness.diff import SAME, first_difference
 from repro.harness.runs import table_files
 from repro.harness.tables import Rows, read_table, tables_hash
@@ -156,7 +157,7 @@ def differences(figure: KeptFigure, again: Again) -> list[str]:
 def main(figures: list[str], recompute: bool = False) -> int:
     """Check the named figures (files, or names of figures; none or "all" for every one) and print a line for each.
 
-    Returns 0 if every figure matches, else 1."""
+    With all of them also the page. Returns 0 if everything matches, else 1."""
     folder = paths.folders().figures
     found: list[Path] = []
     if figures in ([], ["all"]):
@@ -178,6 +179,10 @@ def main(figures: list[str], recompute: bool = False) -> int:
             found_out += differences(figure, again) if again is not None else []
             failed += bool(found_out)
             print(f"{figure.path.name}: " + ("; ".join(found_out) or _praise(again)), flush=True)
+    if figures in ([], ["all"]):
+        for path, problem in page.problems(paths.folders()).items():
+            failed += bool(problem)
+            print(f"{path.relative_to(folder)}: {problem or 'of these figures'}", flush=True)
     return 1 if failed else 0
 
 

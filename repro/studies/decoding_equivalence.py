@@ -189,6 +189,18 @@ def mixed_against_alone(name: str, num_prompts: int, num_tokens: int) -> list[di
     return rows
 
 
+def tables(rows: Rows, params: Params) -> dict[str, DataFrame]:
+    """The figure's counts as text: requests with the same tokens, of all, a line for each model."""
+    import pandas as pd
+
+    mixed = rows["mixed"].assign(variant="mixed: " + rows["mixed"]["variant"])
+    both = pd.concat([rows["greedy"], mixed])
+    both["same"] = both["equal"].astype(str) + "/" + both["total"].astype(str)
+    settings, models = both["variant"].unique(), both["model"].unique()
+    counts = both.pivot(index="model", columns="variant", values="same").loc[models, settings]
+    return {"decoding_equivalence_counts": counts.reset_index().rename_axis(columns=None)}
+
+
 def judge(rows: Rows, params: Params) -> list[Judgement]:
     greedy, mixed = rows["greedy"], rows["mixed"]
     absent = ""

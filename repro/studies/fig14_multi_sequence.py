@@ -143,7 +143,7 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
             [name for name in params.systems if name != "vllm"],
             [panel for panel in params.panels if panel.startswith("beam")],
         )
-        read = {panel: {name: round(float(free[panel, name]), 3) for name in orcas} for panel in beams}
+        read = "; ".join(f"{panel} {', '.join(f'{name} {free[panel, name]:.3g}' for name in orcas)}" for panel in beams)
         drawn = {panel: rates["orca-oracle"] for panel, rates in paper.crossings("fig14", sweep.LEVEL).items()}
         lost = [100 * (1 - drawn[f"beam/{width}"] / drawn[f"parallel/{width}"]) for width in params.widths]
         note += (

@@ -469,7 +469,7 @@ def parts(tree):
 
 def test_the_table_shows_what_people_write_and_colours_the_verdicts():
     text = claims.style(claims.compare(JUDGED)).to_html()
-    for shown in ("3.1 … 3.4", "-20.0 %", "71", "–", f"color: {COLOR[Verdict.NOT_RUN]}"):
+    for shown in ("3.10 … 3.40", "-20.0 %", "71", "–", f"color: {COLOR[Verdict.NOT_RUN]}"):
         assert shown in text, shown
     assert "nan" not in text.lower() and "None" not in text
     assert claims.style(claims.compare(JUDGED)).to_html() == text
@@ -492,7 +492,10 @@ def test_nothing_judged_is_an_empty_table():
     [
         (405239, "405,239"),
         (12345.6, "12,346"),
-        (0.123456, "0.12346"),
+        (161.31, "161.31"),
+        (0.123456, "0.123"),
+        (-0.541574, "−0.542"),
+        (-0.0, "0"),
         (3.0, "3"),
         ("OPT", "OPT"),
         (False, "does not hold"),
@@ -500,6 +503,30 @@ def test_nothing_judged_is_an_empty_table():
 )
 def test_values_are_written_for_people(value, text):
     assert written(value) == text
+
+
+@pytest.mark.parametrize(
+    "ours, paper, text",
+    [
+        (-0.541574, 20, "−0.5"),  # no more digits than the larger of the two needs
+        (96.0399, 96.3, "96.0"),
+        (161.474, 161.31, "161.47"),  # and none fewer than the paper prints
+        (0.608637, 0.524737, "0.609"),
+        (191436.0, 190800, "191,436"),
+        (-0.0004, 3, "0.00"),
+        (28.1563, "alike", "28.2"),
+        (True, "always", "holds"),
+        (None, 4, "–"),
+    ],
+)
+def test_ours_is_written_to_the_digits_that_the_papers_asks_for(ours, paper, text):
+    assert written(ours, paper) == text
+
+
+def test_tables_and_lists_in_a_note_are_written_for_people():
+    facts = {"a": {2: 6.9, 4: 10.4}, "b": {"x": [0.123, 2], "y": []}, "c": [1.26, 3.0], "d": 0.5, "row": {"k": 7}}
+    note = "{a} | {b} | {c:.1f} | {d:.0%} | {row[k]}"
+    assert claims.filled(note, facts) == "6.9 (2), 10.4 (4) | x: 0.123, 2; y:  | 1.3, 3.0 | 50% | 7"
 
 
 # The arithmetic

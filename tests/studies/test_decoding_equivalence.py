@@ -50,7 +50,12 @@ def test_all_tokens_are_equal_under_every_variant(rows):
     assert verdicts(rows) == {"accuracy-unchanged": True, "mixed-decoding": True}
     greedy, mixed = RUN.judgements(rows)
     assert "36 of 36" in greedy.note and "12 of 12" in mixed.note
-    assert set(study.draw(rows, RUN.params)) == set(RUN.file.captions)
+    counts = RUN.tables(rows)["decoding_equivalence_counts"]
+    assert {*study.draw(rows, RUN.params), *RUN.tables(rows)} == set(RUN.file.captions)
+    assert list(counts["model"]) == list(rows["greedy"]["model"].unique())
+    assert set(counts.columns) == {"model", *study.GREEDY, *(f"mixed: {variant}" for variant in study.MIXED)}
+    total, mixed = RUN.params.prompts, RUN.params.mixed_prompts
+    assert set(counts["swap"]) == {f"{total}/{total}"} and set(counts["mixed: swap"]) == {f"{mixed}/{mixed}"}
 
 
 @pytest.mark.parametrize("table, claim_id", [("greedy", "accuracy-unchanged"), ("mixed", "mixed-decoding")])

@@ -5,8 +5,20 @@ both. An experiment returns `Judgement`s; `record` turns them into verdicts and 
 `compare` lays them beside the claims in a table. A key that a judgement leaves out stays "not run"."""
 
 from repro.report.claims.claim import Claim, Judgement, judge_entry, load
-from repro.report.claims.compare import compare, style
+from repro.report.claims.compare import compare, filled, style
 from repro.report.claims.ledger import read, record
 from repro.report.claims.rules import Rule, Verdict
 
-__all__ = ["Claim", "Judgement", "Rule", "Verdict", "compare", "judge_entry", "load", "read", "record", "style"]
+__all__ = [
+    "Claim",
+    "Judgement",
+    "Rule",
+    "Verdict",
+    "compare",
+    "filled",
+    "judge_entry",
+    "load",
+    "read",
+    "record",
+    "style",
+]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from repro.hashing import sha256_text
 from repro.report.claims.claim import Judgement, load
 from repro.report.claims.ledger import Contribution, Entry, contribution, entry
-from repro.report.claims.rules import Leaf, Verdict, at, deviation, in_words, leaves
+from repro.report.claims.rules import Leaf, Verdict, at, deviation, in_words, is_number, leaves
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,11 +57,13 @@ def style(table: pd.DataFrame) -> Styler:
     # White on a colour can be read in light and in dark themes.
     looks = {verdict: f"background-color: {color}; color: white" for verdict, color in COLOR.items()}
     left = [{"selector": tag, "props": "text-align: left"} for tag in ("th", "td")]
+    shown = table.style.set_uuid(sha256_text(table.to_csv())[:8])  # pandas' own is random
+    for index, paper in table["paper"].items():
+        shown.format(partial(written, beside=paper), subset=(index, ["ours", "measured"]))
+        shown.format(partial(written_interval, beside=paper), subset=(index, ["interval"]))
     return (
-        table.style.set_uuid(sha256_text(table.to_csv())[:8])  # pandas' own is random
-        .hide(axis="index")
-        .format(written, subset=["paper", "ours", "measured"])
-        .format(written_interval, subset=["interval"])
+        shown.hide(axis="index")
+        .format(written, subset=["paper"])
         .format("{:+.1f} %", na_rep="", subset=["deviation_percent"])
         .format(na_rep="", subset=["evidence", "measured_verdict"])
         .format_index(lambda name: name.removesuffix("_percent").replace("_", " "), axis="columns")
@@ -85,18 +91,50 @@ def lines(judged: Entry) -> Iterator[dict[str, Any]]:
         }
 
 
-def written(value: Leaf) -> str:
-    """A value as people write it: five digits, thousands apart."""
+def written(value: Leaf, beside: Leaf = None) -> str:
+    """A value as people write it: thousands apart, the source's numbers as printed, others to three digits.
+
+    Ours, `beside` the source's, has the decimals that three digits of the larger need, and at least the source's."""
     if value is None:
         return "–"
     if isinstance(value, bool):
         return "holds" if value else "does not hold"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.5g}"
-    return value
+    if not is_number(value):
+        return value
+    decimals = max(_decimals(max(value, beside, key=abs)), _printed(beside)) if is_number(beside) else _printed(value)
+    text = f"{value:,.{0 if isinstance(value, int) else decimals}f}"
+    return text.removeprefix("-") if float(text.replace(",", "")) == 0 else text.replace("-", "−")
 
 
-def written_interval(interval: tuple[Leaf, Leaf] | None) -> str:
-    return " … ".join(map(written, interval)) if interval else ""
+def _printed(value: float) -> int:
+    """The decimals of a number as its source prints it: two at most; more come from a curve and get three digits."""
+    decimals = max(0, -Decimal(repr(value)).normalize().as_tuple().exponent)
+    return decimals if decimals <= 2 and abs(value) < 10_000 else _decimals(value)
+
+
+def _decimals(value: float) -> int:
+    """The decimals that three digits of a value need."""
+    return max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
+
+
+def written_interval(interval: tuple[Leaf, Leaf] | None, beside: Leaf = None) -> str:
+    return " … ".join(written(end, beside) for end in interval) if interval else ""
+
+
+class _Note(string.Formatter):
+    """As `str.format`; a table of numbers is written as "6.9 (2), 10.4 (4)", one of lists as "2: 6.9, 10.4; 4: ..."."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if isinstance(value, Mapping):
+            texts = {key: self.format_field(item, format_spec) for key, item in value.items()}
+            if all(map(is_number, value.values())):
+                return ", ".join(f"{text} ({key})" for key, text in texts.items())
+            return "; ".join(f"{key}: {text}" for key, text in texts.items())
+        if isinstance(value, (list, tuple)):
+            return ", ".join(self.format_field(item, format_spec) for item in value)
+        return super().format_field(value, format_spec)
+
+
+def filled(note: str, facts: Mapping[str, Any]) -> str:
+    """A note with its facts in their places."""
+    return _Note().vformat(note, (), facts)
