@@ -6,6 +6,7 @@ nothing. How it looks is in templates/, what it says of a claim in ledger_rows."
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections import Counter
