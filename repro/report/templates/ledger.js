@@ -8,7 +8,7 @@
     evidence: (a, b) => a.dataset.evidence.localeCompare(b.dataset.evidence),
   };
   const inOrder = (a, b) => claims.indexOf(a) - claims.indexOf(b);
-  const FEW = 12;  // a link to so few claims opens their notes
+  const FEW = 20;  // a link to so few claims opens their notes
   let sort = "";
 
   function open(claim, yes) {
