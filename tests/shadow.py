@@ -349,7 +349,7 @@ class Shadow:
 def nothing_is_left(running: RunningSet) -> bool:
     """Whether a set that has been emptied holds nothing of the groups that were in it."""
     counts = running.num_seqs, running.context_tokens(0), running.context_tokens(1)
-    kept = running._entries, running._calendar, running.beams, *running._opening
+    kept = running, running._calendar, running.beams, *running._opening
     return not (len(running) or any(counts) or any(kept))
 
 

@@ -10,6 +10,8 @@ units are nearly idle: a prompt costs only what its arithmetic takes beyond that
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
+import numpy as np
+
 from repro.engine.checks import number, user_facing
 from repro.engine.errors import UserError
 from repro.engine.memory.interface import OpKind
@@ -19,7 +21,10 @@ from repro.engine.scheduler import SchedulerOutput
 @user_facing
 @dataclass(frozen=True)
 class CostModel:
-    """Seconds per unit, by the formula above. `name` says on which machine, and goes into every row as its device."""
+    """Seconds per unit, by the formula above. `name` says on which machine, and goes into every row as its device.
+
+    `prefill_shape`: numbers of prompt tokens in an iteration, and the share of the rate at which so many are computed;
+    empty: all of it."""
 
     name: str
     fixed_s: float
@@ -30,9 +35,10 @@ class CostModel:
     weight_read_s: float
     copy_per_block_s: float
     swap_per_block_s: float
+    prefill_shape: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        for field in fields(self)[1:]:
+        for field in fields(self)[1:-1]:
             number(f"cost model {self.name}: {field.name}", getattr(self, field.name), 0)
         if self.fixed_s <= 0:
             raise UserError(f"cost model {self.name}: fixed_s = {self.fixed_s}, but an iteration must take some time")
@@ -41,11 +47,14 @@ class CostModel:
         """Seconds of an iteration, except for reading the context of its decoding sequences."""
         num_seqs = output.num_decode_seqs + len(output.prefills)
         num_groups = len(output.decodes) + len(output.prefills)
+        prefill_s = self.per_prefill_token_s * output.num_prefill_tokens
+        if self.prefill_shape and prefill_s:
+            prefill_s /= float(np.interp(output.num_prefill_tokens, *self.prefill_shape))
         seconds = (
             self.fixed_s
             + self.per_seq_s * num_seqs
             + self.per_group_s * num_groups
-            + max(0.0, self.per_prefill_token_s * output.num_prefill_tokens - self.weight_read_s)
+            + max(0.0, prefill_s - self.weight_read_s)
         )
         if output.cache_ops:
             copies = sum(op.kind is OpKind.COPY for op in output.cache_ops)

@@ -37,6 +37,7 @@ def cost_model(
     anchor: str | None = None,
     split: str = "sequence",
     prefill_efficiency: float | None = None,
+    prefill_shape: str | None = None,
     anchor_ms: float | None = None,
     per_request_ms: float = 0.0,
     beam_search: bool = False,
@@ -45,8 +46,9 @@ def cost_model(
 
     `anchor` names a panel of Fig. 12, such as "opt-13b/sharegpt", whose anchor is added to the fixed cost (`anchor_ms`
     gives its value directly); `split` and `prefill_efficiency` (share of the datasheet's matrix rate) change the two
-    assumptions. `per_request_ms` moves as much of the cost of a sequence to its request, which matters where requests
-    have several sequences. `beam_search` adds what its steps cost. All six only mean something for "a100-2023".
+    assumptions; `prefill_shape` "h200" lets few prompt tokens run at a smaller share, as they do on that GPU.
+    `per_request_ms` moves as much of the cost of a sequence to its request, which matters where requests
+    have several sequences. `beam_search` adds what its steps cost. All seven only mean something for "a100-2023".
     UserError for unknown names and impossible values."""
     lookup("cost profile", dict.fromkeys(PROFILES), profile)
     if not isinstance(deployment, Deployment):
@@ -67,6 +69,7 @@ def cost_model(
     decode = data["decode"]
     efficiency = data["prefill_efficiency"] if prefill_efficiency is None else prefill_efficiency
     number("prefill_efficiency", efficiency, 0, 1, above=True)
+    shape = () if prefill_shape is None else lookup("prefill shape", data["prefill_shapes"], prefill_shape)
     if anchor_ms is not None:
         number("anchor_ms", anchor_ms, -1e9)
     else:
@@ -82,7 +85,8 @@ def cost_model(
     swap_s = block_bytes / (data["link_gb_per_s"] * GB) + transfer_s
     prefill_s = model.flops_per_token / (flops_per_s * efficiency)
     iteration_ms = (decode["fixed_ms"] * layers + anchor_ms, per_seq_ms - per_request_ms, per_request_ms, per_token_ms)
-    return CostModel("a100-2023", *(ms / 1e3 for ms in iteration_ms), prefill_s, weight_read_s, copy_s, swap_s)
+    seconds = (*(ms / 1e3 for ms in iteration_ms), prefill_s, weight_read_s, copy_s, swap_s)
+    return CostModel("a100-2023", *seconds, prefill_shape=tuple(map(tuple, shape)))
 
 
 def faster_transformer_costs(deployment: Deployment, extra_ms: float | None = None) -> PaddedCostModel:

@@ -32,6 +32,7 @@ Under = Callable[["Axes", str], None] | None
 OPEN: dict[str, dict[str, Any]] = {
     **{f"slope: {split}": {"split": split} for split in context_splits()[1:]},
     **{f"prefill: {efficiency}": {"prefill_efficiency": efficiency} for efficiency in (0.3, 1.0)},
+    "prefill: shape of the H200": {"prefill_shape": "h200"},
 }
 
 

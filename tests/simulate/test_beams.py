@@ -183,7 +183,9 @@ def test_a_model_is_recorded_in_batches(tmp_path, capsys):
         read = recording(kind, path)
         assert all(len(text) == steps * width for width in WIDTHS for text in read.texts[width])
         assert all(read.replaced_share(width) > 0 for width in WIDTHS)
-    assert read.manifest["prompts_sha256"] == prompts_hash({kind: texts[:5] for kind, texts in prompts().items()})
+    assert read.manifest["prompts_sha256"] == prompts_hash(
+        {kind: prompts()[kind][:5] for kind in ("instruction", "chat")}
+    )
     assert read.manifest["prompt_tokens"]["chat"] == [2, 20, 20, 20, 20]
     assert read.manifest["dtype"] == "torch.float32" and read.manifest["device"].startswith("cpu")
 
@@ -199,11 +201,15 @@ def test_made_up_beams_keep_survivors_in_place_and_are_replaced_as_often_as_aske
     assert Turnover(share).parents(7, 4, 3) == Turnover(share).parents(7, 4, 3)
 
 
-def test_prompts_differ_and_are_of_two_kinds():
+def test_prompts_differ_and_are_of_three_kinds():
     kinds = prompts()
-    assert set(kinds) == {"instruction", "chat"}
+    assert {kind: len(texts) >= 140 for kind, texts in kinds.items()} == {
+        "instruction": True,
+        "chat": True,
+        "text": False,
+    }
     for texts in kinds.values():
-        assert len(set(texts)) == len(texts) >= 140
+        assert len(set(texts)) == len(texts) >= 40
         words = [set(text.lower().split()) for text in texts]
         for index, one in enumerate(words):  # no near duplicates
             assert all(len(one & other) <= 0.5 * len(one | other) for other in words[:index])

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from repro.bench import kept
 from repro.bench.anchors import solve_anchor, solve_extra
 from repro.engine.config import DEPLOYMENTS, DEVICES
 from repro.engine.errors import UserError
@@ -156,3 +157,18 @@ def test_faster_transformers_extras_can_be_solved_again(model, kind, seeds, requ
     lowest = paper.points("fig12", f"{model}/sharegpt", "faster-transformer")[0]
     solved = solve_extra(model, *lowest, lengths, seeds)
     assert solved == pytest.approx(a100_2023()["faster_transformer_extra_ms"][kind][model], abs=0.05)
+
+
+def test_the_shape_of_prefill_is_the_recorded_one_and_slows_few_tokens_only():
+    rows = kept.read(*kept.find("h200", kept.SERVING))
+    alone = [row for row in rows if row["kind"] == "prefill" and not row["seqs"]]
+    shares = {row["prompt_tokens"]: row["share"] for row in alone if row["prompt"] == min(row["prompt_tokens"], 2047)}
+    tokens, relative = a100_2023()["prefill_shapes"]["h200"]
+    assert tokens == [size for size in shares if size >= 256]
+    assert relative == [round(shares[size] / shares[2560], 2) for size in tokens]
+    usual = cost_model("a100-2023", DEPLOYMENTS["opt-13b"])
+    shaped = cost_model("a100-2023", DEPLOYMENTS["opt-13b"], prefill_shape="h200")
+    # With 32 tokens reading the weights takes longer than their arithmetic either way.
+    for size, is_slower in {32: False, 256: True, 700: True, 2560: False}.items():
+        output = SchedulerOutput(0, num_prefill_tokens=size)
+        assert (shaped.constant_s(output) > usual.constant_s(output)) == is_slower
