@@ -181,7 +181,8 @@ class Scheduler:
         start (which the caller knows): a blocked queue stays blocked while memory only gets scarcer and as many run."""
         stop = min(self.iteration + max_iterations, self.running.next_end)
         for iteration, groups in self.running.openings(self.iteration + 1, stop):
-            if sum(len(group.seqs) for group in groups) > self.manager.num_free_blocks:
+            free = self.manager.num_free_blocks
+            if free < self.running.num_seqs and free < sum(len(group.seqs) for group in groups):
                 stop = iteration
                 break
             for group in groups:
@@ -286,7 +287,7 @@ class Scheduler:
 
     def admit(self, output: SchedulerOutput) -> None:
         """Start waiting groups in their order, until one may not start or finds no room."""
-        if self.config.batching is Batching.REQUEST and self.running:
+        if not self.waiting or (self.config.batching is Batching.REQUEST and self.running):
             return
         limit = self.config.max_num_batched_tokens
         budget = math.inf if limit is None else limit - self.running.num_seqs

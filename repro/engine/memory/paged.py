@@ -69,8 +69,8 @@ class PagedKVCacheManager(KVCacheManager):
 
         Fresh sequences share their whole prompt, the partly filled last block too. Sequences that have generated tokens
         have diverged: after recomputation only the prompt's full blocks can be shared."""
-        total = self.cdiv(num_tokens)
-        prefix = self.prefix_tokens(group) // self.block_size
+        total = -(-num_tokens // self.block_size)
+        prefix = 0 if group.request.prefix_id is None else self.prefix_tokens(group) // self.block_size
         if len(group.seqs) == 1 or num_tokens == group.request.prompt_tokens:
             return prefix, total - prefix, 0
         shared = group.request.prompt_tokens // self.block_size
