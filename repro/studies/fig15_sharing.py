@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -32,13 +33,20 @@ from repro.studies.common import (
     Some,
     Window,
     Workloads,
+    about,
     deployment_of,
     trace_of,
 )
 from repro.studies.sweep import Setup
 from repro.workloads import Trace
 
-TABLES = {"saving": ("method", "workload", "width", "seed", "dependence", "turnover")}
+TABLES = {
+    "saving": ("method", "workload", "width", "seed", "dependence", "turnover"),
+    "turnover": ("kind", "width", "from_step"),
+}
+#: kinds of recorded prompts -> what they are called; how many steps of a recording are averaged
+PROMPTS = {"instruction": "Instructions (stand for Alpaca)", "chat": "Chat (stands for ShareGPT)", "text": "Plain text"}
+BIN = 128
 #: ways to have several sequences a request -> label
 METHODS = {"parallel": "Parallel sampling", "beam": "Beam search"}
 Methods = Annotated[tuple[Literal["parallel", "beam"], ...], Some]
@@ -98,6 +106,8 @@ def points(params: Params) -> list[Point]:
             ]
             run = {"rate": rate, "from_s": params.window_s[0]}
             result += [Point(saving, {"setup": each, **run}, "saving", weight=each.work) for each in setups]
+    if "beam" in params.methods:
+        result.append(Point(turnover, {"widths": params.widths, "beams": params.beams}, "turnover"))
     return result
 
 
@@ -167,6 +177,20 @@ def saving(setup: Setup, rate: float, from_s: float) -> dict[str, Any]:
     }
 
 
+def turnover(widths: Iterable[int], beams: str | None) -> list[dict[str, Any]]:
+    """Share of the recorded beams (%) that end at a step and are replaced, by kind of prompt, in bins of steps."""
+    rows = []
+    for kind, width in product(PROMPTS, widths):
+        whole = recording(kind, beams)
+        length = len(whole.texts[width][0]) // width
+        for start in range(0, length, BIN):
+            cut = slice(start * width, (start + BIN) * width)
+            part = replace(whole, texts={width: [text[cut] for text in whole.texts[width]]})
+            row = {"kind": kind, "width": width, "from_step": start, "replaced": 100 * part.replaced_share(width)}
+            rows.append(row | about("recorded", whole.manifest["device"]))
+    return rows
+
+
 def recorded(rows: DataFrame) -> DataFrame:
     """The rows whose lengths are as drawn and whose beams are not made up."""
     return rows[(rows["dependence"] == AS_DRAWN) & rows["turnover"].isna()]
@@ -189,7 +213,25 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     plotting.place_legend(figure, handles)
     note = "Made-up: so many of the beams replaced at each step"
     plotting.footer(figure, recorded(found), with_paper=with_paper, note=note if shares else "")
-    return {"fig15_sharing": figure}
+    figures = {"fig15_sharing": figure}
+    return figures | ({"fig15_turnover": _draw_turnover(rows["turnover"])} if len(rows["turnover"]) else {})
+
+
+def _draw_turnover(rows: DataFrame) -> Figure:
+    kinds, widths = list(dict.fromkeys(rows["kind"])), list(dict.fromkeys(rows["width"]))
+    figure, axes = plotting.panels([PROMPTS[kind] for kind in kinds], columns=len(kinds), width=3.4)
+    looks = {width: plotting.other(place) for place, width in enumerate(widths)}
+    for axis, kind in zip(axes, kinds):
+        for width, found in rows[rows["kind"] == kind].groupby("width"):
+            look = {"color": looks[width].color, "marker": looks[width].marker, "markersize": 4.5}
+            axis.plot(found["from_step"] + BIN / 2, found["replaced"], linewidth=1.6, **look)
+        axis.set(
+            xlabel="step of the search", ylabel="beams replaced at a step (%)", ylim=(0, 1.08 * rows["replaced"].max())
+        )
+    keys = [plotting.key(f"{width} beams", looks[width].color, marker=looks[width].marker) for width in widths]
+    plotting.place_legend(figure, keys)
+    plotting.footer(figure, rows, note=f"Each point is the mean of {BIN} steps and all prompts of its kind")
+    return figure
 
 
 #: how the made-up beams are drawn, from the smallest share that is replaced
