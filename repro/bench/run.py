@@ -40,7 +40,7 @@ def measure(name: str, benchmark: Benchmark, folder: Path, code: str, display: D
     recording.end(about, points_left_out=later + never)
     if benchmark.shown and 0 < len(recording.rows) <= _ROWS_SHOWN:
         columns = ["key", *benchmark.shown]
-        print(pd.DataFrame(recording.rows).reindex(columns=columns).fillna("").to_string(index=False))
+        print(pd.DataFrame(recording.rows).reindex(columns=columns).to_string(index=False, na_rep=""))
     said = f"{len(recording.rows)} rows in {recording.path}"
     said += f"; {never} points cannot be measured, see above" if never else ""
     overrun = f"{later} points left out, as the budget of {options.budget} would be overrun: call again to go on"

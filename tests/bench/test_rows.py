@@ -128,7 +128,7 @@ def test_rows_of_kernels_are_read_with_text_where_they_have_text(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("kind, number", [("kernels", 572), ("serving", 171)])
+@pytest.mark.parametrize("kind, number", [("kernels", 572), ("serving", 264)])
 def test_all_rows_of_the_recorded_files_are_read(kind, number):
     path, evidence = kept.find("h200", kind)
     assert len(kept.read(path, evidence)) == number

@@ -116,7 +116,7 @@ def test_naming_benchmarks_imports_nothing_heavy():
         (["end_to_end"], "no CUDA GPU here, and bench end_to_end needs one"),
         (["end_to_end", "--runs", "12:orca"], "unknown system 'orca'"),
         (["end_to_end", "--lengths", "none.csv"], "none.csv is not there; name a CSV file"),
-        (["beams", "--kv-gib", "0"], "kv_gib = 0.0 must be positive"),
+        (["beams", "--kv-gib", "0"], "kv_gib = 0.0 must be a finite number above 0"),
         (["simulator", "--budget", "soon"], "budget 'soon' is no length of time"),
     ],
 )

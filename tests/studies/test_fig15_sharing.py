@@ -10,6 +10,7 @@ from loads import parameters, rows_of
 from repro.engine.errors import UserError
 from repro.harness import experiment
 from repro.harness.tables import Rows
+from repro.simulate.beams import recording
 from repro.studies import fig15_sharing as study
 from repro.studies.common import trace_of
 from repro.workloads import WORKLOADS
@@ -24,7 +25,16 @@ def small():
 
 
 def as_rows(saving):
-    return Rows({"saving": saving}, study.TABLES)
+    turnover = pd.DataFrame(study.turnover((2, 4, 6), None))
+    return Rows({"saving": saving, "turnover": turnover}, study.TABLES)
+
+
+def test_turnover_falls_with_the_steps_and_its_bins_make_up_the_whole():
+    found = pd.DataFrame(study.turnover((2, 4, 6), None)).set_index(["kind", "width", "from_step"])["replaced"]
+    for (kind, width), bins in found.groupby(["kind", "width"]):
+        assert list(bins.index.get_level_values("from_step")) == list(range(0, 1024, study.BIN))
+        assert bins.iloc[0] == bins.max() and bins.iloc[-1] < 0.85 * bins.iloc[0]
+        assert bins.mean() == pytest.approx(100 * recording(kind).replaced_share(width))
 
 
 def test_more_samples_save_more_and_never_more_than_their_prompts_hold(small):
