@@ -85,7 +85,7 @@ def test_what_killed_runs_were_computing_is_said_in_one_short_line(tmp_path: Pat
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     assert left_in_flight(tmp_path) == ""
-    many = [f"tiny: one(x={number}, y='{'z' * 40}')" for number in range(7)]
+    many = [f"tiny: one(x={number}, y='{'z' * 60}')" for number in range(7)]
     for labels, end in ((["tiny: one(x=0)"], "one(x=0)"), (many, " ... and 6 others")):
         left = [tmp_path / f".in-flight.{process}.json" for process in (gone.pid, os.getpid())]
         for path in left:
@@ -164,7 +164,7 @@ claim = numbers[int(sys.argv[1])]
 judgement = claims.Judgement(claim.id, claim.value, "exact")
 object.__setattr__(run, "stem", "tiny" + sys.argv[1])
 run.study.judge = lambda rows, params: [judgement]
-run.judge(None)
+run.judge({})
 """
     runs = [subprocess.Popen([sys.executable, "-c", program, str(number)]) for number in range(2)]
     assert [run.wait(timeout=60) for run in runs] == [0, 0]
