@@ -52,7 +52,8 @@ def test_small_runs_of_both_methods_are_drawn_and_not_judged(beams):
     crossing = rows["crossing"].set_index(["panel", "system", "copies"])["crossing_rate"]
     assert crossing[study.BASIC, "vllm", True] > crossing["parallel/2", "vllm", True]
     assert crossing["beam/2", "orca-oracle", False] >= crossing["beam/2", "orca-oracle", True] / 1.2
-    assert set(study.draw(rows, run.params)) == set(run.file.captions)
+    # Deviations from the paper are drawn of its own runs only.
+    assert set(study.draw(rows, run.params)) == set(run.file.captions) - {"fig14_crossings"}
     assert run.judgements(rows) == []
 
 
