@@ -85,7 +85,9 @@ def run_trial(name: str, folder: Path) -> tuple[str, dict[str, bytes]]:
     if left:
         return f"left in the home folder: {left}", {}
     figures = checkout / "results" / "smoke" / "figures"  # but for the page, which tells the time and the machine
-    made = {path.name: path.read_bytes() for path in sorted(figures.iterdir()) if path.is_file() and path.suffix != ".html"}
+    made = {
+        path.name: path.read_bytes() for path in sorted(figures.iterdir()) if path.is_file() and path.suffix != ".html"
+    }
     return "", made
 
 

@@ -56,8 +56,8 @@ class Parameters(BaseModel):
     def another_run(self) -> str:
         """What makes this another run than the one in the experiment's file; "" if it is that run.
 
-        A duration, a rate, a model or a file of data does; what lists or switches choose to run does not. The paper's
-        own points are drawn only beside that run."""
+        A duration, a window, a rate, a model or a file of data does; what lists or switches choose to run does not.
+        The paper's own points are drawn only beside that run."""
         return ", ".join(self._differing(free=True, chosen=False))
 
     def _differing(self, free: bool, chosen: bool = True) -> list[str]:
@@ -71,7 +71,7 @@ class Parameters(BaseModel):
             for name, (value, stated) in pairs.items()
             if value != stated
             and (name not in self.free or free and stated is None)
-            and (chosen or not isinstance(value, (tuple, bool)))
+            and (chosen or not isinstance(value, (tuple, bool)) or name.endswith("window_s"))
         ]
 
     def __repr__(self) -> str:
