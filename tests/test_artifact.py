@@ -60,7 +60,7 @@ def test_the_counts_in_the_texts_are_those_of_the_ledger_and_of_the_experiments(
     said = (
         f"**All {len(entries)} claims are in the ledger**: {counts['reproduced']} reproduce, {counts['differs']} "
         f"differ, {counts['contradictory in the source']} contradict themselves in the source, {counts['reported']} "
-        f"are reported, {counts['calibration']} is a calibration."
+        f"are reported, {counts['calibration']} are calibrations."
     )
     assert said in " ".join(readme.split()) and sum(counts.values()) == len(entries)
     listed = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
