@@ -38,7 +38,7 @@ def test_errors_of_the_user_are_one_line_in_a_notebook(
     for code, said in (
         (f"{opened}, overrides={{'sedes': [1]}})", "unknown parameter 'sedes'"),
         (f"{opened}, overrides='seeds')", "give a dict, parameter name"),
-        (f"{opened})\nrun.draw('rows')", "run.rows() returns them, not 'rows' (str)"),
+        (f"{opened})\nrun.draw('rows')", "run.rows() returns them"),
         (f"{opened})\nrun.compare(run.plan())", "run.rows() returns them"),
         (f"{opened}, overrides={{'fault': 'user'}})\nrun.rows()", "this rate cannot be"),
     ):
@@ -119,7 +119,7 @@ def test_objects_say_what_they_are_in_a_line() -> None:
     assert "\nkv_slots = 30000\n" in repr(run.params) and len(repr(run.params)) < 500
     systems = repro.SYSTEMS
     assert repr(systems["vllm"]) == "vLLM (vllm): paged memory, max_num_seqs = 2048, groups_count_once = True"
-    oracle = "Orca (Oracle) (orca-oracle): contiguous memory reserved by reserve_oracle, max_num_batched_tokens = None"
+    oracle = "Orca (Oracle) (orca-oracle): contiguous memory reserved by reserve_oracle, max_num_seqs = 2048, groups_count_once = True"
     assert repr(systems["orca-oracle"]) == oracle
     assert "preemption = swap" in repr(systems["vllm"].with_scheduler(preemption=repro.PreemptionMode.SWAP))
 

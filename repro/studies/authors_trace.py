@@ -90,19 +90,26 @@ def on_lengths(call: Callable[..., dict[str, Any]], arguments: Mapping[str, Any]
 
 @house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
+    with_paper = not params.another_run
     titles = ["Fig. 2: the K/V pool", "Fig. 13a: batched requests", "Fig. 19b: ways of preemption"]
     memory, axes = plotting.panels(titles, width=4.6, height=3.2)
-    plotting.memory_bars(axes[0], rows["pool"], paper=paper.figure("fig2"))
+    plotting.memory_bars(axes[0], rows["pool"], paper=paper.figure("fig2") if with_paper else None)
     axes[0].set_ylabel("KV cache (%)")
-    plotting.bars(axes[1], rows["batches"], "batched_requests", paper=fig02.PAPER_BATCHES["sharegpt"], digits=2)
+    plotting.bars(
+        axes[1],
+        rows["batches"],
+        "batched_requests",
+        paper=fig02.PAPER_BATCHES["sharegpt"] if with_paper else None,
+        digits=2,
+    )
     axes[1].set_ylabel("batched requests")
-    ways = fig19.draw_curves(axes[2], rows["end_to_end"], "latency_s_per_token", "fig19b")
+    ways = fig19.draw_curves(axes[2], rows["end_to_end"], "latency_s_per_token", "fig19b" if with_paper else None)
     axes[2].set(ylabel="latency (s/token)", yscale="log")
     plotting.log(axes[2])
-    plotting.memory_legend(memory, with_paper=True, more=ways)
-    plotting.footer(memory, together(*(rows[name] for name in ("pool", "batches", "end_to_end"))), with_paper=True)
+    plotting.memory_legend(memory, with_paper=with_paper, more=ways)
+    plotting.footer(memory, together(*(rows[name] for name in ("pool", "batches", "end_to_end"))), with_paper)
     note = "Calibrated: vLLM's lowest rate in each panel, and FasterTransformer's"
-    curves = sweep.draw_panels(rows["latency"], "fig12", PANELS, len(PANELS), note, with_paper=True)
+    curves = sweep.draw_panels(rows["latency"], "fig12", PANELS, len(PANELS), note, with_paper)
     return {"authors_trace": curves, "authors_trace_memory": memory}
 
 

@@ -235,7 +235,7 @@ def _draw_same_latency(axis: Axes, rows: Rows, with_paper: bool) -> None:
         axis.annotate("Fig. 12a", (1.93, 0.5), (-6, 0), textcoords="offset points", ha="right")
         theirs = dict(paper.points("fig19b", "recompute"))[16]
         axis.plot(2.01, theirs, "o", color=_VLLM, **plotting.PAPER)
-        axis.annotate("Fig. 19b,\nblocks of 16", (2.01, theirs), (7, -2), textcoords="offset points")
+        axis.annotate("Fig. 19b,\nblocks of 16", (2.01, theirs), (-7, -2), textcoords="offset points", ha="right")
     axis.set(xlabel="request rate (req/s)", ylabel="latency (s/token)", xlim=(1.45, 2.25), ylim=(0, 1.2))
 
 

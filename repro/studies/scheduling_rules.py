@@ -228,7 +228,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
                 count + 1, place + shift, text, va="center", fontsize=7.5, color="#B3261E" if failed else "black"
             )
     axes[0].set_yticks(range(len(RULES)), list(RULES), fontsize=8)
-    axes[0].set(xscale="log", xlim=(1, 1e6), xlabel="cases: served (pale), drawn at random (dark)")
+    axes[0].set(xscale="log", xlim=(1, 1e6), xlabel="cases (log): served (pale), drawn at random (dark)")
     axes[0].invert_yaxis()
     _draw_levers(axes[1], levers[levers["rate"] == params.lever_rate])
     plotting.footer(
