@@ -122,7 +122,10 @@ def _draw_shares(axis: Axes, found: DataFrame, drawn: Any) -> None:
         axis.plot(shares, rates, color=style.color, marker=style.marker, **plotting.LINE["modelled"])
         axis.plot(shares[CURVES], rates[CURVES], style.marker, color=style.color, markersize=9)
         for conversations in means.index if name == "vllm" else ():
-            look = _BELOW if conversations in (CURVES, "8 rounds", "one endless") else {"xytext": (7, 2), "ha": "left"}
+            look = (
+                {"xytext": (4, 14), "ha": "left"} if conversations == "16 rounds" else {"xytext": (7, 2), "ha": "left"}
+            )
+            look = _BELOW if conversations in (CURVES, "8 rounds", "one endless") else look
             at = shares[conversations], rates[conversations]
             axis.annotate(conversations, at, textcoords="offset points", fontsize=8.5, **look)
         if name in drawn:
