@@ -17,9 +17,9 @@ from repro.setup.environment import ROOT
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tracked files that the page needs, without results, and the page built there."""
+    """The tracked files that the page needs or links, without results, and the page built there."""
     folder = tmp_path_factory.mktemp("clone")
-    needed = ("figures", "notebooks", "experiments")
+    needed = ("figures", "notebooks", "experiments", "docs", "README.md")
     listed = subprocess.run(["git", "ls-files", "-z", *needed], cwd=ROOT, capture_output=True, text=True, check=False)
     files = [Path(name) for name in listed.stdout.split("\0") if name]
     for path in files or [path.relative_to(ROOT) for name in needed for path in (ROOT / name).rglob("*.*")]:
