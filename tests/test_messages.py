@@ -118,8 +118,9 @@ def test_objects_say_what_they_are_in_a_line() -> None:
     assert repr(run).startswith("fig02_memory_waste (paper scale): ") and repr(run).endswith(" of them kept")
     assert "\nkv_slots = 30000\n" in repr(run.params) and len(repr(run.params)) < 500
     systems = repro.SYSTEMS
-    assert repr(systems["vllm"]) == "vLLM (vllm): paged memory, max_num_seqs = 2048, groups_count_once = True"
-    oracle = "Orca (Oracle) (orca-oracle): contiguous memory reserved by reserve_oracle, max_num_seqs = 2048, groups_count_once = True"
+    of_2023 = "max_num_seqs = 2048, groups_count_once = True"
+    assert repr(systems["vllm"]) == f"vLLM (vllm): paged memory, {of_2023}"
+    oracle = f"Orca (Oracle) (orca-oracle): contiguous memory reserved by reserve_oracle, {of_2023}"
     assert repr(systems["orca-oracle"]) == oracle
     assert "preemption = swap" in repr(systems["vllm"].with_scheduler(preemption=repro.PreemptionMode.SWAP))
 
