@@ -79,4 +79,4 @@ def test_a_run_under_all_circumstances_at_once(capsys: pytest.CaptureFixture[str
 
     assert environment_trials.main(["together"]) == 0
     said = capsys.readouterr().out
-    assert "together: 5 files, as they should be" in said or "together: not here" in said
+    assert "together: 6 files, as they should be" in said or "together: not here" in said
