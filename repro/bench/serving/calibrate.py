@@ -13,8 +13,8 @@ from itertools import product
 
 import numpy as np
 import torch
-from triton.testing import do_bench
 
+from repro.bench.kernels.timing import eager_time_us
 from repro.bench.rows import Row
 from repro.bench.serving.warm_engine import Durations, WarmEngine
 from repro.engine.loop import Engine
@@ -107,7 +107,7 @@ def prefill(warm: WarmEngine) -> Iterator[Row]:
 def matrix_tflops(dtype: torch.dtype, size: int = 8192) -> float:
     """Rate of a large square matrix product of random numbers, in 10^12 operations a second."""
     a, b = (torch.randn(size, size, device="cuda", dtype=dtype) for _ in range(2))
-    return 2 * size**3 / (do_bench(lambda: a @ b, return_mode="median") / 1e3) / 1e12
+    return 2 * size**3 / eager_time_us([lambda: a @ b] * 4) / 1e6
 
 
 def _mixed(warm: WarmEngine, count: int, prompt: int, cycles: int, part: int = PROMPT) -> Row:
