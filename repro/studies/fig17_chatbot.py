@@ -110,8 +110,10 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     return {"fig17_chatbot": figure}
 
 
-#: where the name of a kind of conversation stands, beside its point on vLLM's curve (points): right of it, if not below
+#: where the name of a kind of conversation stands, from its point on vLLM's curve (points): right of it, if not said
 _BELOW = {"xytext": (0, -15), "ha": "center"}
+_RIGHT = {"xytext": (7, 2), "ha": "left"}
+_PLACES = {**dict.fromkeys((CURVES, "8 rounds", "one endless"), _BELOW), "16 rounds": {"xytext": (4, 14), "ha": "left"}}
 
 
 def _draw_shares(axis: Axes, found: DataFrame, drawn: Any) -> None:
@@ -122,12 +124,10 @@ def _draw_shares(axis: Axes, found: DataFrame, drawn: Any) -> None:
         axis.plot(shares, rates, color=style.color, marker=style.marker, **plotting.LINE["modelled"])
         axis.plot(shares[CURVES], rates[CURVES], style.marker, color=style.color, markersize=9)
         for conversations in means.index if name == "vllm" else ():
-            look = (
-                {"xytext": (4, 14), "ha": "left"} if conversations == "16 rounds" else {"xytext": (7, 2), "ha": "left"}
-            )
-            look = _BELOW if conversations in (CURVES, "8 rounds", "one endless") else look
             at = shares[conversations], rates[conversations]
-            axis.annotate(conversations, at, textcoords="offset points", fontsize=8.5, **look)
+            axis.annotate(
+                conversations, at, textcoords="offset points", fontsize=8.5, **_PLACES.get(conversations, _RIGHT)
+            )
         if name in drawn:
             theirs = paper.crossings("fig17", sweep.LEVEL)[PANEL][name]
             axis.plot([8, 22], [theirs] * 2, color=style.color, linestyle=plotting.PAPER["linestyle"], linewidth=1.6)
