@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from tiny import TINY, llm, spoken, tiny, tokens
+from tiny import TINY, llm, tokens
 
 from repro.engine.sampling_params import SamplingParams
 from repro.llm.pool import PoolSize
@@ -18,16 +18,6 @@ from repro.llm.pool import PoolSize
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPT = [5, 6, 7, 8, 9]
-
-
-@pytest.fixture(name="tiny", scope="module")
-def tiny_model():
-    return tiny()
-
-
-@pytest.fixture(name="spoken", scope="module")
-def spoken_model():
-    return spoken()
 
 
 @pytest.fixture(scope="module")

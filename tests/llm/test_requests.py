@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tiny import letters, llm, spoken, tiny, tokens
+from tiny import letters, llm, tokens
 
 from repro.engine.errors import UserError
 from repro.engine.sampling_params import SamplingParams
@@ -21,16 +21,6 @@ from repro.llm.pool import PoolSize
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPT = [5, 6, 7, 8, 9]
-
-
-@pytest.fixture(name="tiny", scope="module")
-def tiny_model():
-    return tiny()
-
-
-@pytest.fixture(name="spoken", scope="module")
-def spoken_model():
-    return spoken()
 
 
 # Prompts and prefixes
