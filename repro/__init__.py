@@ -37,10 +37,10 @@ _NAMES = {
     "DEPLOYMENTS": ("repro.engine.config", "DEPLOYMENTS"),
     "PreemptionMode": ("repro.engine.scheduler", "PreemptionMode"),
     "LLM": ("repro.llm", "LLM"),
-    "SamplingParams": ("repro.engine.sampling_params", "SamplingParams"),
+    "SamplingParams": ("repro.sampling_params", "SamplingParams"),
     "PoolSize": ("repro.llm.pool", "PoolSize"),
     "model_from_config": ("repro.llm.models", "from_config"),
-    "UserError": ("repro.engine.errors", "UserError"),
+    "UserError": ("repro.errors", "UserError"),
 }
 __all__ = list(_NAMES)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from repro import __version__, paths
 from repro.bench.catalogue import BENCHMARKS
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.hashing import NO_SPACE, WriteError
 from repro.setup.environment import prepare_environment
 

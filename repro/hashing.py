@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 
 
 class WriteError(UserError):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 
 #: Runs with the committed parameters at full size, with those of SCALE=smoke, and with any other parameters.
 VARIANTS = ("paper", "smoke", "custom")

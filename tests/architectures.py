@@ -23,8 +23,8 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from repro.engine.errors import UserError
 from repro.engine.sequence import SamplingParams
+from repro.errors import UserError
 from repro.llm import LLM, models
 from repro.llm.pool import PoolSize
 

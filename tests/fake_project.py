@@ -19,7 +19,7 @@ import os, signal, time
 from pydantic import model_validator
 
 from repro import paths  # only `draw` uses it
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.harness.experiment import Point
 from repro.harness.parameters import Parameters
 

@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from event_log import check_log
 from shadow import Shadow
 
-from repro.engine.errors import UserError
 from repro.engine.events import Event
 from repro.engine.executor import Executor, StepResult
 from repro.engine.loop import Engine, Outcome
@@ -37,6 +36,7 @@ from repro.engine.memory import (
 )
 from repro.engine.scheduler import Batching, PreemptionMode, Scheduler, SchedulerConfig, SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams
+from repro.errors import UserError
 from repro.harness.progress import Progress
 
 RESERVATIONS = {"max": reserve_max, "pow2": reserve_pow2, "oracle": reserve_oracle}

@@ -11,11 +11,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from repro.engine.errors import UserError
 from repro.engine.events import Event
 from repro.engine.memory import ContiguousKVCacheManager, KVCacheManager, PagedKVCacheManager, Reservation
 from repro.engine.scheduler import Batching, PreemptionMode, Scheduler, SchedulerConfig
 from repro.engine.sequence import Request, SamplingParams
+from repro.errors import UserError
 
 MAX_MODEL_LEN = 72  # more than the longest request of 24 + 40 tokens, and no power of two
 

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from repro.cli import main
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.harness import experiment, notebook
 from repro.setup.environment import ROOT
 from repro.workloads import lengths_from_csv, make_trace

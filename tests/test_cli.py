@@ -219,7 +219,7 @@ def test_lengths_go_to_a_folder_of_their_own_with_all_figures(
         ),
         (CELLS[:2], 1, "the notebook ran, but it drew no figure"),
         ((*CELLS[:2], "rows['nothing']"), 1, "KeyError: 'nothing'"),
-        ((CELLS[0], "from repro.engine.errors import UserError; raise UserError('too bad')"), 2, "repro: too bad\n"),
+        ((CELLS[0], "from repro.errors import UserError; raise UserError('too bad')"), 2, "repro: too bad\n"),
         (
             (CELLS[0], "raise ModuleNotFoundError(\"No module named 'torch.nn'\")"),
             2,

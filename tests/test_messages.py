@@ -13,7 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from loads import rows_of
 
 import repro
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.harness import workers
 from repro.harness.tables import show_whole_tables
 from repro.studies import fig11_workloads as study

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import repro
-from repro.engine.checks import number, shown, whole
+from repro.checks import number, shown, whole
 from repro.engine.chunked import ChunkedPrefillConfig
 from repro.engine.config import Deployment
 from repro.engine.memory import ContiguousKVCacheManager, PagedKVCacheManager

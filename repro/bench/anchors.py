@@ -14,7 +14,8 @@ from joblib import Parallel, delayed
 from repro.bench.benchmark import Benchmark, Step
 from repro.bench.rows import Recording, Row
 from repro.engine.config import DEPLOYMENTS
-from repro.engine.systems import SYSTEMS, system_for
+from repro.engine.systems import SYSTEMS
+from repro.simulate.panels import system_for
 from repro.simulate.profiles import context_splits, cost_model, faster_transformer_costs
 from repro.simulate.serve import serve, trace_seconds
 from repro.workloads import make_trace

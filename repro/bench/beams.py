@@ -18,9 +18,9 @@ import torch
 
 from repro.bench.benchmark import Benchmark, Step
 from repro.bench.rows import Recording, Row
-from repro.engine.errors import UserError
 from repro.engine.events import Event
 from repro.engine.sequence import SamplingParams
+from repro.errors import UserError
 from repro.hashing import canonical_json, pretty_json, sha256_file, sha256_text, write_atomically
 from repro.llm import LLM, models
 from repro.llm.pool import PoolSize

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from repro.bench.rows import Recording, Row
-from repro.engine.errors import UserError
+from repro.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from repro.bench.benchmark import Benchmark, Step, require_gpu
 from repro.bench.rows import Recording, Row
 from repro.bench.serving.warm_engine import Durations, WarmEngine
 from repro.engine.clock import WallClock
-from repro.engine.errors import UserError
 from repro.engine.loop import Engine, Observer
 from repro.engine.scheduler import Scheduler, SchedulerOutput
 from repro.engine.sequence import Request
 from repro.engine.systems import System, of_today, system
+from repro.errors import UserError
 from repro.hashing import sha256_file
 from repro.llm import models
 from repro.llm.pool import PoolSize

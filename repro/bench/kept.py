@@ -10,7 +10,7 @@ from typing import Any
 
 from repro import paths
 from repro.bench.rows import Row
-from repro.engine.errors import UserError
+from repro.errors import UserError
 
 #: this machine's own rows if there are any, else those of DEFAULT
 AUTO = "auto"

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.hashing import pretty_json, read_json, write_atomically
 
 Row = dict[str, Any]

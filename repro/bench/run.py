@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from repro.bench.benchmark import Benchmark, Step
 from repro.bench.rows import Recording, Row
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.hashing import canonical_json, sha256_text
 from repro.setup.machine import machine
 

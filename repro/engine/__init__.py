@@ -1,8 +1,9 @@
-"""The engine: what the paper describes, and nothing else. Standard library only.
+"""The engine: what the paper describes, and nothing else. Standard library only, with two leaves from beside this
+folder: checks, and sampling_params (how a user asks for outputs).
 
 Read it in this order; it takes a quarter of an hour.
 
-    sequence     a request and the sequences that it becomes (§4.4); sampling_params, how it is decoded
+    sequence     a request and the sequences that it becomes (§4.4)
     running      the groups that run, and what follows from their lengths
     scheduler    who runs in the next iteration: admit, preempt, resume (§4.5)
     loop         the main loop: requests arrive, the scheduler decides, the executor runs, the clock moves
@@ -12,5 +13,4 @@ Read it in this order; it takes a quarter of an hour.
     events       what the scheduler decided, as records
     systems      vLLM, the Orcas and FasterTransformer as data
     chunked      the scheduler with a token budget an iteration (vLLM V1)
-    config       models, GPUs and the paper's deployments (Table 1)
-    errors       the one exception that is meant for a user's eyes; checks, what raises it"""
+    config       models, GPUs and the paper's deployments (Table 1)"""

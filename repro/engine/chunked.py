@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from repro.engine.checks import flag, user_facing, whole
-from repro.engine.errors import UserError
+from repro.checks import flag, user_facing, whole
 from repro.engine.events import Event
 from repro.engine.memory.interface import KVCacheManager
 from repro.engine.scheduler import Batching, PreemptionMode, Prefill, Scheduler, SchedulerConfig, SchedulerOutput
 from repro.engine.sequence import SequenceGroup
+from repro.errors import UserError
 
 
 @user_facing

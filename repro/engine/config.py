@@ -1,15 +1,14 @@
 """Models, devices and the paper's three deployments (Table 1): arithmetic only, no behaviour.
 
 Everything that follows from a configuration alone is computed here from the architecture, so that "exact" numbers have
-one source. What a step costs in time is not known here (see `executor.cost_model`)."""
+one source. What a step costs in time is not known here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
 
-from repro.engine.checks import instance, shown, user_facing, whole
-from repro.engine.errors import UserError
+from repro.checks import Named, by_name, instance, user_facing, whole
+from repro.errors import UserError
 
 GIB = 2**30
 GB = 10**9
@@ -64,44 +63,37 @@ def _llama(
     return ModelConfig(name, num_layers, hidden, num_heads, num_kv_heads, head_dim, parameters, max_model_len)
 
 
-MODELS: dict[str, ModelConfig] = {
-    model.name: model
-    for model in (
-        _opt("opt-125m", 12, 768, 12),
-        _opt("opt-1.3b", 24, 2048, 32),
-        _opt("opt-2.7b", 32, 2560, 32),
-        _opt("opt-6.7b", 32, 4096, 32),
-        _opt("opt-13b", 40, 5120, 40),
-        _opt("opt-30b", 48, 7168, 56),
-        _opt("opt-66b", 64, 9216, 72),
-        _opt("opt-175b", 96, 12288, 96),
-        _llama("llama-7b", 32, 4096, 32, 32, 11008, 32_000, 2048),
-        _llama("llama-13b", 40, 5120, 40, 40, 13824, 32_000, 2048),
-        _llama("llama-3.1-8b", 32, 4096, 32, 8, 14336, 128_256, 131_072),
-    )
-}
+MODELS: dict[str, ModelConfig] = by_name(
+    _opt("opt-125m", 12, 768, 12),
+    _opt("opt-1.3b", 24, 2048, 32),
+    _opt("opt-2.7b", 32, 2560, 32),
+    _opt("opt-6.7b", 32, 4096, 32),
+    _opt("opt-13b", 40, 5120, 40),
+    _opt("opt-30b", 48, 7168, 56),
+    _opt("opt-66b", 64, 9216, 72),
+    _opt("opt-175b", 96, 12288, 96),
+    _llama("llama-7b", 32, 4096, 32, 32, 11008, 32_000, 2048),
+    _llama("llama-13b", 40, 5120, 40, 40, 13824, 32_000, 2048),
+    _llama("llama-3.1-8b", 32, 4096, 32, 8, 14336, 128_256, 131_072),
+)
 
 
 @dataclass(frozen=True)
 class DeviceConfig:
-    """One GPU by its vendor's datasheet: memory in bytes, rates in bytes/s and FLOP/s (dense FP16/BF16)."""
+    """One GPU by its vendor's datasheet: rates in bytes/s and FLOP/s (dense FP16/BF16)."""
 
     name: str
-    memory_bytes: float
     bytes_per_s: float
     flops_per_s: float
     link_bytes_per_s: float  # between CPU and GPU, one direction
 
 
-DEVICES: dict[str, DeviceConfig] = {
-    device.name: device
-    for device in (
-        DeviceConfig("a100-40gb", 40 * GB, 1.555e12, 312e12, 32e9),
-        DeviceConfig("a100-80gb", 80 * GB, 2.039e12, 312e12, 32e9),
-        DeviceConfig("h100", 80 * GB, 3.35e12, 989e12, 64e9),
-        DeviceConfig("h200", 141 * GB, 4.8e12, 989e12, 64e9),
-    )
-}
+DEVICES: dict[str, DeviceConfig] = by_name(
+    DeviceConfig("a100-40gb", 1.555e12, 312e12, 32e9),
+    DeviceConfig("a100-80gb", 2.039e12, 312e12, 32e9),
+    DeviceConfig("h100", 3.35e12, 989e12, 64e9),
+    DeviceConfig("h200", 4.8e12, 989e12, 64e9),
+)
 
 
 @user_facing
@@ -124,35 +116,20 @@ class Deployment:
         return self.kv_slots // block_size
 
 
-T = TypeVar("T")
+def _deployment(model: str, device: str, num_gpus: int, gib: int) -> Deployment:
+    """As many slots as so much memory for K/V holds."""
+    slots = gib * GIB // MODELS[model].kv_bytes_per_token
+    return Deployment(MODELS[model], DEVICES[device], num_gpus, slots)
 
 
-class Named(dict[str, T]):
-    """Things by their names. A name that is not there is a UserError that lists those that are."""
-
-    def __init__(self, kind: str, things: dict[str, T]) -> None:
-        super().__init__(things)
-        self.kind = kind
-
-    def __missing__(self, name: object) -> T:
-        raise UserError(f"unknown {self.kind} {shown(name)}; known: {', '.join(sorted(self))}")
-
-
-# Table 1. 13B and 175B: the slots that 12 and 264 GiB hold. 66B: the printed 21 GB hold 9,557, the printed slots are
-# 9.7K; the source contradicts itself and the runs use 9,700.
+# Table 1 contradicts itself: 66B's printed 21 GB hold 9,557 slots, but it prints 9.7K, which the runs use.
 DEPLOYMENTS: dict[str, Deployment] = Named(
     "deployment",
     {
-        "opt-13b": Deployment(
-            MODELS["opt-13b"], DEVICES["a100-40gb"], 1, 12 * GIB // MODELS["opt-13b"].kv_bytes_per_token
-        ),
+        "opt-13b": _deployment("opt-13b", "a100-40gb", 1, 12),
         "opt-66b": Deployment(MODELS["opt-66b"], DEVICES["a100-40gb"], 4, 9_700),
-        "opt-175b": Deployment(
-            MODELS["opt-175b"], DEVICES["a100-80gb"], 8, 264 * GIB // MODELS["opt-175b"].kv_bytes_per_token
-        ),
-        "llama-13b": Deployment(
-            MODELS["llama-13b"], DEVICES["a100-40gb"], 1, 12 * GIB // MODELS["llama-13b"].kv_bytes_per_token
-        ),
+        "opt-175b": _deployment("opt-175b", "a100-80gb", 8, 264),
+        "llama-13b": _deployment("llama-13b", "a100-40gb", 1, 12),
     },
 )
 
@@ -162,9 +139,3 @@ def check_block_size(block_size: int) -> int:
     if whole("block_size", block_size, 1, 256).bit_count() != 1:
         raise UserError(f"block_size = {block_size} is not supported; use a power of two, such as 16")
     return int(block_size)
-
-
-def lookup(kind: str, table: dict[str, object], name: str):
-    """`table[name]`, or a UserError that lists the names that exist."""
-    known = Named(kind, table)
-    return known[name] if isinstance(name, str) else known.__missing__(name)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from repro.engine.checks import several
+from repro.checks import several
 from repro.engine.clock import Clock, VirtualClock
 from repro.engine.executor import Executor
 from repro.engine.scheduler import Scheduler, SchedulerOutput

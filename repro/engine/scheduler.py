@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from repro.engine.checks import member, user_facing, whole
-from repro.engine.errors import UserError
+from repro.checks import member, user_facing, whole
 from repro.engine.events import Event
 from repro.engine.memory.interface import CacheOp, KVCacheManager
 from repro.engine.running import RunningSet
 from repro.engine.sequence import Request, Sequence, SequenceGroup, Status, by_arrival
+from repro.errors import UserError
 
 
 class Batching(enum.Enum):

@@ -9,7 +9,7 @@ import enum
 from dataclasses import dataclass
 from operator import attrgetter
 
-from repro.engine.sampling_params import SamplingParams
+from repro.sampling_params import SamplingParams
 
 
 @dataclass(slots=True, eq=False)

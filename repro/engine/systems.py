@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from repro.engine.checks import instance, user_facing
-from repro.engine.config import DEPLOYMENTS, Deployment, Named, lookup
-from repro.engine.errors import UserError
+from repro.checks import Named, by_name, instance, lookup, user_facing
 from repro.engine.memory import ContiguousKVCacheManager, KVCacheManager, PagedKVCacheManager, Reservation
 from repro.engine.memory.contiguous import check_reservation, reserve_max, reserve_oracle, reserve_pow2
 from repro.engine.scheduler import Batching, SchedulerConfig
+from repro.errors import UserError
 
 _POLICY = "a function (request, max_model_len) -> output tokens"
 
@@ -68,42 +67,19 @@ _STATIC = SchedulerConfig(batching=Batching.REQUEST, max_num_batched_tokens=None
 
 SYSTEMS: dict[str, System] = Named(
     "system",
-    {
-        system.name: system
-        for system in (
-            System("vllm", "vLLM", _OF_2023),
-            System("orca-oracle", "Orca (Oracle)", _OF_2023, reserve_oracle),
-            System("orca-pow2", "Orca (Pow2)", _OF_2023, reserve_pow2),
-            System("orca-max", "Orca (Max)", _OF_2023, reserve_max),
-            System("faster-transformer", "FasterTransformer", _STATIC, reserve_max),
-        )
-    },
+    by_name(
+        System("vllm", "vLLM", _OF_2023),
+        System("orca-oracle", "Orca (Oracle)", _OF_2023, reserve_oracle),
+        System("orca-pow2", "Orca (Pow2)", _OF_2023, reserve_pow2),
+        System("orca-max", "Orca (Max)", _OF_2023, reserve_max),
+        System("faster-transformer", "FasterTransformer", _STATIC, reserve_max),
+    ),
 )
 _PAPERS_OWN = tuple(SYSTEMS)
-
-#: The most requests of a static batch, set by hand in the authors' scripts. Another model or pool has OPT-13B's or the
-#: model's own limit in proportion to its K/V slots.
-FASTER_TRANSFORMER_BATCH = {
-    "opt-13b": {"sharegpt": 5, "alpaca": 14},
-    "opt-66b": {"sharegpt": 2, "alpaca": 8},
-    "opt-175b": {"sharegpt": 24, "alpaca": 80},
-}
 
 
 def system(name: str) -> System:
     return lookup("system", SYSTEMS, name)
-
-
-def system_for(name: str, deployment: Deployment, workload: str) -> System:
-    """A system as the paper set it up for one panel of Fig. 12: only FasterTransformer depends on it."""
-    chosen = system(name)
-    if name != "faster-transformer":
-        return chosen
-    known = deployment.model.name if deployment.model.name in FASTER_TRANSFORMER_BATCH else "opt-13b"
-    batch = lookup("workload", FASTER_TRANSFORMER_BATCH[known], workload)
-    limit = max(1, round(batch * deployment.kv_slots / DEPLOYMENTS[known].kv_slots))
-    # The batch limit stands for its memory, so the reservation must not bind before it does.
-    return replace(chosen, reservation=reserve_oracle).with_scheduler(max_num_seqs=limit)
 
 
 def of_today(chosen: System) -> System:

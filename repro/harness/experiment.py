@@ -20,8 +20,8 @@ from types import ModuleType, NoneType
 from typing import TYPE_CHECKING, Any
 
 from repro import paths
-from repro.engine.checks import instance, user_facing
-from repro.engine.errors import Brief, UserError
+from repro.checks import instance, user_facing
+from repro.errors import Brief, UserError
 from repro.harness import keys
 from repro.harness.parameters import ParameterFile, Parameters, make_parameters, read_parameter_file
 from repro.harness.point import Point, spread

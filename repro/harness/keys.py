@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.harness.sources import DATA_SUFFIXES, Part, Sources, canonical_source, imports_of, names_in, normalised
 from repro.hashing import canonical_json, sha256_file, sha256_json, sha256_text
 

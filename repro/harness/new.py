@@ -12,7 +12,7 @@ from pathlib import Path
 import jinja2
 
 from repro import paths
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.hashing import write_atomically
 
 

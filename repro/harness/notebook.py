@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from repro import paths
-from repro.engine.errors import UserError, left_out
+from repro.errors import UserError, left_out
 from repro.harness.experiment import Run
 from repro.harness.verify import problems_of_run
 from repro.harness.workers import left_in_flight

@@ -20,7 +20,7 @@ from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origi
 import yaml
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError, field_validator
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 
 _SECTIONS = ("title", "params", "smoke", "captions", "views", "notes")
 _WORDS = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", type(None): "null"}

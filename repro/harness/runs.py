@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from repro import paths
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.harness.tables import Rows
 from repro.hashing import read_json
 

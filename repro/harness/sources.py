@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from repro import paths
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.hashing import canonical_json, sha256_file, sha256_json, sha256_text
 
 #: Files with these endings hold data that is read, in the package or as an argument.

@@ -15,7 +15,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.hashing import WriteError, pretty_json, sha256_json, write_atomically
 
 Row = dict[str, "str | int | float | bool | None"]

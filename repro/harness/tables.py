@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.hashing import sha256_json, write_atomically
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repro import paths
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.harness import experiment, page
 from repro.harness.diff import SAME, first_difference
 from repro.harness.runs import table_files

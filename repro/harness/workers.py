@@ -25,7 +25,7 @@ from joblib import cpu_count
 from joblib.externals.loky import ProcessPoolExecutor
 from joblib.externals.loky.process_executor import BrokenProcessPool, TerminatedWorkerError
 
-from repro.engine.errors import Brief, UserError, left_out
+from repro.errors import Brief, UserError, left_out
 from repro.harness.point import Point
 from repro.harness.progress import Progress
 from repro.harness.store import PointStore, check_tables

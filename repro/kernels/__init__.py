@@ -15,7 +15,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 
 if TYPE_CHECKING:
     import torch

@@ -22,7 +22,7 @@ Only this package, `repro.kernels` and `repro.bench` import torch."""
 
 import warnings
 
-from repro.engine.errors import left_out
+from repro.errors import left_out
 
 with warnings.catch_warnings():
     # In a notebook tqdm recommends a package of widgets, once, when transformers imports this. Nothing here needs that.

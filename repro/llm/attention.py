@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from repro import kernels
-from repro.engine.errors import UserError
+from repro.errors import UserError
 
 IMPLEMENTATION = "repro_paged"
 

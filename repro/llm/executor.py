@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repro.engine.errors import UserError
 from repro.engine.executor import Executor, ParentChoices, StepResult
 from repro.engine.memory import KVCacheManager
 from repro.engine.scheduler import SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
+from repro.errors import UserError
 from repro.llm.attention import attach
 from repro.llm.batch import Batch, BatchBuilder, Chunks, GroupRows
 from repro.llm.beams import BeamStep, advance_beams, extend_beams, is_over

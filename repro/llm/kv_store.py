@@ -11,8 +11,8 @@ import torch
 
 from repro import kernels
 from repro.engine.config import ModelConfig
-from repro.engine.errors import UserError
 from repro.engine.memory.interface import CacheOp, OpKind
+from repro.errors import UserError
 from repro.llm.transfer import upload
 
 

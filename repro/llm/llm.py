@@ -21,17 +21,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from repro.checks import flag, instance, known_names, lookup, number, several, user_facing, whole
 from repro.engine import systems
-from repro.engine.checks import flag, instance, known_names, number, several, user_facing, whole
 from repro.engine.clock import WallClock
-from repro.engine.config import check_block_size, lookup
-from repro.engine.errors import UserError
+from repro.engine.config import check_block_size
 from repro.engine.events import Event
 from repro.engine.loop import Engine, Observer, Outcome
 from repro.engine.memory import KVCacheManager
-from repro.engine.sampling_params import SamplingParams
 from repro.engine.scheduler import Scheduler, SchedulerOutput
 from repro.engine.sequence import Request
+from repro.errors import UserError
 from repro.llm import models
 from repro.llm.executor import TorchExecutor
 from repro.llm.kv_store import KVStore
@@ -40,6 +39,7 @@ from repro.llm.pool import MOST_GIB, PoolSize, boot_line
 from repro.llm.requests import Asked, Encoder, asked_of, conversations_of
 from repro.llm.results import Generation, RequestResult, Sample, statistics_of
 from repro.llm.sampler import derived_seed
+from repro.sampling_params import SamplingParams
 
 MOST_ROWS = 65_536  # of a batch: its buffers are made at once
 

@@ -23,7 +23,7 @@ from transformers.utils import cached_file
 
 from repro import kernels
 from repro.engine.config import GIB, MODELS, ModelConfig
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.llm import acceptance
 from repro.llm.attention import IMPLEMENTATION
 from repro.llm.turns import Turns

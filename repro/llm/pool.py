@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from repro.engine.checks import number, user_facing, whole
+from repro.checks import number, user_facing, whole
 from repro.engine.config import GIB, ModelConfig
-from repro.engine.errors import UserError
 from repro.engine.memory import KVCacheManager
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
+from repro.errors import UserError
 from repro.llm.models import LoadedModel
 from repro.llm.pace import Pace
 

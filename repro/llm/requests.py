@@ -7,11 +7,11 @@ from numbers import Integral
 
 import numpy as np
 
-from repro.engine.checks import instance, number, several, shown
-from repro.engine.errors import UserError
-from repro.engine.sampling_params import SamplingParams
+from repro.checks import instance, number, several, shown
 from repro.engine.sequence import Request
+from repro.errors import UserError
 from repro.llm.models import LoadedModel
+from repro.sampling_params import SamplingParams
 
 _LONGEST_WAIT_S = 1e9  # what a clock can wait for
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repro.engine.sampling_params import SamplingParams
 from repro.llm.state import SequenceState
 from repro.llm.transfer import upload
+from repro.sampling_params import SamplingParams
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _COLD = 1e-20  # a temperature below which logits divided by it could overflow

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.llm.pace import Pace
 
 

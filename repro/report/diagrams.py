@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from repro.engine.errors import UserError
 from repro.engine.loop import Engine, Observer
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.scheduler import SchedulerOutput
+from repro.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,7 @@ from html import unescape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.hashing import canonical_json
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.report.plotting.style import label, styles
 
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 
 WIDTHS = (2, 4, 6)  # the paper's beam widths
 #: what kind of recorded prompts stands for a workload's

@@ -12,10 +12,10 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from repro.engine.checks import number, user_facing
-from repro.engine.errors import UserError
+from repro.checks import number, user_facing
 from repro.engine.memory.interface import OpKind
 from repro.engine.scheduler import SchedulerOutput
+from repro.errors import UserError
 
 
 @user_facing

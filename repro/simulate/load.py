@@ -14,18 +14,20 @@ from typing import Any
 
 import numpy as np
 
+from repro.checks import lookup
 from repro.engine.clock import Clock, VirtualClock
-from repro.engine.config import Deployment, check_block_size, lookup
-from repro.engine.errors import UserError
+from repro.engine.config import Deployment, check_block_size
 from repro.engine.executor import Executor, ParentChoices
 from repro.engine.loop import Engine, Observer, Outcome
 from repro.engine.memory import KVCacheManager
 from repro.engine.scheduler import Batching, PreemptionMode, Scheduler, SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams
-from repro.engine.systems import System, of_today, system, system_for
+from repro.engine.systems import System, of_today, system
+from repro.errors import UserError
 from repro.simulate.beams import KINDS, recording
 from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.metrics import PIECES, BatchAverage, UsageSamples, normalized_latency_s
+from repro.simulate.panels import system_for
 from repro.simulate.serve import PREFIX, requests_of
 from repro.simulate.step_times import StepTimes
 from repro.workloads import Trace, make_trace

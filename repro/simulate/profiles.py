@@ -10,8 +10,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from repro.engine.checks import flag, number, user_facing
-from repro.engine.config import DEPLOYMENTS, GB, MODELS, Deployment, check_block_size, lookup
+from repro.checks import flag, lookup, number, user_facing
+from repro.engine.config import DEPLOYMENTS, GB, MODELS, Deployment, check_block_size
 from repro.simulate.cost_model import CostModel, PaddedCostModel
 
 PROFILES = ("a100-2023", "datasheet")

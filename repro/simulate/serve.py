@@ -14,19 +14,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from repro.engine.checks import instance, number, several, user_facing, whole
-from repro.engine.config import DEPLOYMENTS, GIB, Deployment, check_block_size, lookup
-from repro.engine.errors import UserError
+from repro.checks import instance, lookup, number, several, user_facing, whole
+from repro.engine.config import DEPLOYMENTS, GIB, Deployment, check_block_size
 from repro.engine.events import Event
 from repro.engine.loop import Engine, Observer, Outcome
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.scheduler import Scheduler
 from repro.engine.sequence import Request, SamplingParams
-from repro.engine.systems import System, system_for
+from repro.engine.systems import System
+from repro.errors import UserError
 from repro.simulate import profiles
 from repro.simulate.cost_model import CostModel
 from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.metrics import UsageSamples, normalized_latency_s
+from repro.simulate.panels import system_for
 from repro.workloads import Trace
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from repro.engine.errors import UserError
 from repro.engine.scheduler import SchedulerOutput
+from repro.errors import UserError
 
 
 @dataclass(frozen=True)

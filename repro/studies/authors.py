@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from repro import paths
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.harness.tables import read_table
 from repro.report import paper
 from repro.studies.base import DataFrame, Point

@@ -7,9 +7,10 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, Field
 
-from repro.engine.config import DEPLOYMENTS, Deployment, check_block_size, lookup
-from repro.engine.errors import UserError
+from repro.checks import lookup
+from repro.engine.config import DEPLOYMENTS, Deployment, check_block_size
 from repro.engine.systems import system
+from repro.errors import UserError
 from repro.simulate.cost_model import CostModel
 from repro.simulate.profiles import a100_2023, cost_model
 from repro.workloads import WORKLOADS, Trace, length_source, make_trace

@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import model_validator
 
 from repro.engine.config import DEPLOYMENTS, GB, GIB
-from repro.engine.errors import UserError
 from repro.engine.memory.contiguous import ContiguousKVCacheManager
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
+from repro.errors import UserError
 from repro.report.claims.arithmetic import COMPUTE
 from repro.report.claims.rules import leaves
 from repro.studies.base import (

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
-from repro.engine.systems import system_for
+from repro.simulate.panels import system_for
 from repro.simulate.profiles import a100_2023, context_splits, cost_model, faster_transformer_costs
 from repro.simulate.serve import trace_seconds
 from repro.studies import authors, sweep

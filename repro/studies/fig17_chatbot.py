@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Self
 from pydantic import model_validator
 
 from repro.engine.config import DEPLOYMENTS
-from repro.engine.errors import UserError
 from repro.engine.systems import system
+from repro.errors import UserError
 from repro.simulate.profiles import cost_model
 from repro.studies import sweep
 from repro.studies.base import Axes, DataFrame, Figure, Judgement, Point, Rows, Series, house, paper, plotting

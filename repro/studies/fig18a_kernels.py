@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from repro.bench import kept
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.studies.base import (
     Axes,
     DataFrame,

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from repro.bench import kept
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.studies.base import DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting, where
 from repro.studies.common import Count, Seeds, about
 from repro.studies.measured import GpuOrNone, kernel_rows

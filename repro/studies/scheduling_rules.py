@@ -13,16 +13,17 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from repro.engine.chunked import ChunkedPrefillConfig, ChunkedPrefillScheduler
-from repro.engine.errors import UserError
 from repro.engine.events import Event
 from repro.engine.loop import Engine, Observer
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.scheduler import PreemptionMode, Scheduler, SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams
-from repro.engine.systems import SYSTEMS, System, system_for
+from repro.engine.systems import SYSTEMS, System
+from repro.errors import UserError
 from repro.simulate.beams import KINDS, Turnover, recording
 from repro.simulate.cost_model import CostModel
 from repro.simulate.executor import SimulatedExecutor
+from repro.simulate.panels import system_for
 from repro.simulate.profiles import cost_model
 from repro.simulate.serve import requests_of, serve
 from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting

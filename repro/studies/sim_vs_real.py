@@ -112,7 +112,7 @@ def measured_here(
 def _model(name: str) -> Any:
     """The model to measure: the one that is named, or a tiny one if the embedded model was not fetched (or is named
     "tiny")."""
-    from repro.engine.errors import UserError
+    from repro.errors import UserError
     from repro.llm import models
 
     if name == models.EMBEDDED:

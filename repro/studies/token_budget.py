@@ -8,10 +8,10 @@ import numpy as np
 from pydantic import model_validator
 
 from repro.engine.chunked import ChunkedOutput, ChunkedPrefillConfig, ChunkedPrefillScheduler
-from repro.engine.errors import UserError
 from repro.engine.loop import Engine, Observer
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
+from repro.errors import UserError
 from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.profiles import cost_model
 from repro.simulate.serve import requests_of

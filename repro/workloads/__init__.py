@@ -5,8 +5,7 @@ this package loads numpy only."""
 
 import os
 
-from repro.engine.checks import instance, user_facing, whole
-from repro.engine.config import lookup
+from repro.checks import instance, lookup, user_facing, whole
 from repro.workloads.fig11 import EMBEDDED, fig11_lengths
 from repro.workloads.hub import OPT_TOKENIZER, is_dataset_file, lengths_from_dataset
 from repro.workloads.lengths import AuthorsPairs, LengthPairs, LengthSource, lengths_from_csv

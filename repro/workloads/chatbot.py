@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.workloads import length_source
 from repro.workloads.lengths import LengthSource, SourceFacts
 from repro.workloads.trace import Trace, build_trace

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.workloads.lengths import LENGTHS_STREAM, SourceFacts
 
 EMBEDDED = ("sharegpt", "alpaca")

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.workloads.lengths import COLUMNS, LengthPairs
 
 OPT_TOKENIZER = "facebook/opt-13b"  # the OPT models share one tokenizer

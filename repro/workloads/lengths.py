@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 
 ARRIVALS_STREAM, LENGTHS_STREAM = 0, 1  # independent random streams of one trace seed
 COLUMNS = ("prompt_tokens", "output_tokens")

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from repro.engine.checks import instance, number, whole
-from repro.engine.errors import UserError
+from repro.checks import instance, number, whole
+from repro.errors import UserError
 from repro.workloads.lengths import ARRIVALS_STREAM, LengthSource, SourceFacts
 
 TICK_S = 0.01  # the authors draw a Poisson count of arrivals for each 10 ms

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.workloads import length_source
 from repro.workloads.lengths import LENGTHS_STREAM, LengthSource, SourceFacts
 from repro.workloads.trace import Trace, build_trace

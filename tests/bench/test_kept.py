@@ -9,7 +9,7 @@ import pytest
 
 from repro.bench import kept, processes
 from repro.bench.benchmark import seconds_of
-from repro.engine.errors import UserError
+from repro.errors import UserError
 
 # Budgets
 

@@ -9,7 +9,7 @@ import pytest
 from repro.bench import kept, run
 from repro.bench.benchmark import Benchmark, Step
 from repro.bench.rows import Recording, read_manifest
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.harness.progress import Progress
 
 

@@ -10,8 +10,8 @@ from repro import cli, hashing, paths
 from repro.bench import kept
 from repro.bench.catalogue import BENCHMARKS
 from repro.bench.rows import Recording
-from repro.engine.errors import UserError
 from repro.engine.systems import SYSTEMS
+from repro.errors import UserError
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -11,10 +11,10 @@ from test_load import MAX_LEN, OneByOne, constant
 
 from repro.engine.clock import VirtualClock
 from repro.engine.config import DEVICES, MODELS, Deployment
-from repro.engine.errors import UserError
 from repro.engine.loop import Engine, Observer
 from repro.engine.scheduler import Scheduler
 from repro.engine.systems import SYSTEMS
+from repro.errors import UserError
 from repro.simulate import load
 from repro.simulate.load import Load, predict
 from repro.simulate.metrics import PIECES

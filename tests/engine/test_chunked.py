@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from shadow import TokenPool
 
 from repro.engine.chunked import ChunkedOutput, ChunkedPrefillConfig, ChunkedPrefillScheduler
-from repro.engine.errors import UserError
 from repro.engine.events import Event
 from repro.engine.loop import Engine, Observer
 from repro.engine.memory import ContiguousKVCacheManager, KVCacheManager, PagedKVCacheManager, reserve_oracle
 from repro.engine.scheduler import Batching, PreemptionMode, Scheduler, SchedulerConfig
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
+from repro.errors import UserError
 from repro.simulate.cost_model import CostModel
 from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.metrics import UsageSamples

@@ -15,7 +15,6 @@ from loads import Load, contiguous, loads, paged
 
 from repro.engine import clock as clock_module
 from repro.engine.clock import VirtualClock, WallClock
-from repro.engine.errors import UserError
 from repro.engine.events import Event
 from repro.engine.executor import Executor, StepResult
 from repro.engine.loop import Engine, Observer
@@ -23,6 +22,7 @@ from repro.engine.memory import CacheOp, KVCacheManager, PagedKVCacheManager, re
 from repro.engine.scheduler import Batching, PreemptionMode, Scheduler, SchedulerConfig, SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.engine.systems import SYSTEMS
+from repro.errors import UserError
 from repro.simulate.cost_model import CostModel
 from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.metrics import BatchAverage, UsageSamples

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from loads import DECODINGS, Load, contiguous, loads, paged
 from shadow import Shadow
 
-from repro.engine.errors import UserError
 from repro.engine.memory import (
     CacheOp,
     ContiguousKVCacheManager,
@@ -28,6 +27,7 @@ from repro.engine.memory import (
 )
 from repro.engine.scheduler import Batching, PreemptionMode, SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
+from repro.errors import UserError
 
 
 def group_of(

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from loads import DECODINGS, Build, Load, contiguous, loads, paged
 from shadow import Shadow
 
-from repro.engine.errors import UserError
 from repro.engine.events import Event
 from repro.engine.memory import (
     ContiguousKVCacheManager,
@@ -24,6 +23,7 @@ from repro.engine.memory import (
 )
 from repro.engine.scheduler import Batching, PreemptionMode, Scheduler, SchedulerConfig, SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
+from repro.errors import UserError
 
 
 def request(

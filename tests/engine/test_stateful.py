@@ -19,7 +19,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from loads import MAX_MODEL_LEN
 from shadow import Shadow, TokenPool
 
-from repro.engine.errors import UserError
 from repro.engine.events import Event
 from repro.engine.memory import (
     ContiguousKVCacheManager,
@@ -31,6 +30,7 @@ from repro.engine.memory import (
 )
 from repro.engine.scheduler import Batching, PreemptionMode, Scheduler, SchedulerConfig
 from repro.engine.sequence import Request, SamplingParams, Sequence, SequenceGroup
+from repro.errors import UserError
 
 block_sizes = st.sampled_from((1, 2, 4, 16))
 pools = st.integers(1, 4) | st.integers(5, 40)

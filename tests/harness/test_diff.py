@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repro.cli import main
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.harness.diff import Difference, first_difference
 from repro.harness.diff import compare as compare_by
 from repro.harness.runs import kept_runs

@@ -15,7 +15,7 @@ import pytest
 from fake_project import FakeProject
 
 from repro import hashing
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.harness import experiment, store
 from repro.harness import workers as runner
 from repro.harness.store import PointStore

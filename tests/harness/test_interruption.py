@@ -24,7 +24,7 @@ from fake_project import FakeProject
 
 from repro import hashing
 from repro.cli import main
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.harness import experiment, notebook
 from repro.harness.store import locked
 from repro.harness.workers import left_in_flight

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import repro
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.harness import keys, sources
 from repro.harness.keys import describe, identify
 from repro.hashing import canonical_json, sha256_text

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.harness.parameters import ParameterFile, Parameters, make_parameters, parse_yaml, read_parameter_file
 from repro.studies.common import BlockSize, Count, Positive, Seeds, Systems, Workloads
 

@@ -25,7 +25,7 @@ import yaml
 from fake_project import FakeProject
 
 from repro import cli, hashing
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.harness import experiment, keys, notebook, parameters, store, verify
 from repro.harness import workers as runner
 from repro.report import plotting

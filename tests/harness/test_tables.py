@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.harness.diff import first_difference
 from repro.harness.tables import Rows, csv_of, read_table, tables_hash
 

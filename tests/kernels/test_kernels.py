@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from repro import kernels
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.kernels import reference
 
 decode = pytest.importorskip("repro.kernels.decode", reason="needs Triton")

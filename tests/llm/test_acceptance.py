@@ -10,8 +10,8 @@ transformers = pytest.importorskip("transformers")
 from architectures import EQUAL, by_definition, by_engine, spread, tiny_config
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from repro.engine.errors import UserError
 from repro.engine.sequence import SamplingParams
+from repro.errors import UserError
 from repro.llm import LLM, models
 from repro.llm.definition import generate
 from repro.llm.pool import PoolSize

@@ -12,10 +12,10 @@ pytest.importorskip("transformers")
 
 from test_executor import VOCABULARY, Stepwise, build, loaded, reference, run, trace
 
-from repro.engine.sampling_params import SamplingParams
 from repro.engine.sequence import Request
 from repro.llm.beams import advance_beams
 from repro.llm.state import RequestState
+from repro.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

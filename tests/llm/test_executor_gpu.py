@@ -14,11 +14,11 @@ if not torch.cuda.is_available():
 from test_executor import CONFIGS, SETTINGS, any_kind, assert_greedy, build, on, trace
 
 from repro.engine.clock import WallClock
-from repro.engine.errors import UserError
 from repro.engine.loop import Engine
 from repro.engine.memory import OpKind
 from repro.engine.scheduler import PreemptionMode
 from repro.engine.sequence import SamplingParams
+from repro.errors import UserError
 from repro.llm import LLM, models
 from repro.llm.kv_store import KVStore
 from repro.llm.pool import PoolSize

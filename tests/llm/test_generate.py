@@ -12,8 +12,8 @@ transformers = pytest.importorskip("transformers")
 
 from tiny import TINY, llm, tokens
 
-from repro.engine.sampling_params import SamplingParams
 from repro.llm.pool import PoolSize
+from repro.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from repro.engine.config import ModelConfig
-from repro.engine.errors import UserError
 from repro.engine.memory import CacheOp, OpKind
+from repro.errors import UserError
 from repro.llm.kv_store import KVStore, batches
 
 MODEL = ModelConfig("tiny", num_layers=2, hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4, num_parameters=0)

@@ -15,10 +15,10 @@ transformers = pytest.importorskip("transformers")
 from tiny import TINY
 
 from repro.engine.config import MODELS
-from repro.engine.errors import UserError
 from repro.engine.scheduler import PreemptionMode
 from repro.engine.sequence import SamplingParams
 from repro.engine.systems import SYSTEMS
+from repro.errors import UserError
 from repro.llm import LLM, acceptance, models
 from repro.llm.definition import generate
 from repro.llm.model_runner import ModelRunner

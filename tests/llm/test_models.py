@@ -12,8 +12,8 @@ transformers = pytest.importorskip("transformers")
 
 from tiny import TINY
 
-from repro.engine.errors import UserError
 from repro.engine.sequence import SamplingParams
+from repro.errors import UserError
 from repro.llm import LLM, models
 from repro.llm.pool import PoolSize
 

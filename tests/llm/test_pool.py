@@ -11,9 +11,9 @@ pytest.importorskip("transformers")
 
 from tiny import TINY
 
-from repro.engine.errors import UserError
 from repro.engine.sequence import SamplingParams
 from repro.engine.systems import SYSTEMS
+from repro.errors import UserError
 from repro.llm import LLM, models
 from repro.llm.pool import PoolSize
 

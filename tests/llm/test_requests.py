@@ -13,10 +13,10 @@ pytest.importorskip("transformers")
 
 from tiny import letters, llm, tokens
 
-from repro.engine.errors import UserError
-from repro.engine.sampling_params import SamplingParams
+from repro.errors import UserError
 from repro.llm import LLM
 from repro.llm.pool import PoolSize
+from repro.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,9 +12,9 @@ pytest.importorskip("transformers")
 from test_executor import build, run, trace
 from tiny import TINY
 
-from repro.engine.errors import UserError
 from repro.engine.loop import Observer
 from repro.engine.sequence import SamplingParams
+from repro.errors import UserError
 from repro.llm import LLM, models
 from repro.llm.executor import TorchExecutor
 from repro.llm.pool import PoolSize

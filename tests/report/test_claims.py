@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.report import claims, paper
 from repro.report.claims import Claim, Judgement, Rule, Verdict, judge_entry
 from repro.report.claims.arithmetic import COMPUTE

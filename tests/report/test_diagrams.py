@@ -2,7 +2,7 @@
 
 import pytest
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.report.diagrams import Cell, State, draw
 
 STATES = [State(number, 4, {"0": [Cell(7, 4, 2), Cell(1, number, 1)], "1": [Cell(7, 4, 2)]}) for number in (1, 2)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.report import embedding
 from repro.report.embedding import figure_bytes, read_embedded
 

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import pytest
 from matplotlib.figure import Figure
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.report import claims, embedding, page
 from repro.report.claims import Judgement
 from repro.report.page import Description

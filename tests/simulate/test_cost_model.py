@@ -7,10 +7,10 @@ import pytest
 from repro.bench import kept
 from repro.bench.anchors import solve_anchor, solve_extra
 from repro.engine.config import DEPLOYMENTS, DEVICES
-from repro.engine.errors import UserError
 from repro.engine.memory import CacheOp, OpKind
 from repro.engine.scheduler import Prefill, SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
+from repro.errors import UserError
 from repro.report import paper
 from repro.simulate.cost_model import CostModel, PaddedCostModel
 from repro.simulate.profiles import a100_2023, context_splits, cost_model, faster_transformer_costs

@@ -7,12 +7,12 @@ import pytest
 
 from repro.engine.clock import VirtualClock
 from repro.engine.config import DEVICES, MODELS, Deployment
-from repro.engine.errors import UserError
 from repro.engine.loop import Engine
 from repro.engine.memory import ContiguousKVCacheManager, reserve_oracle
 from repro.engine.scheduler import Batching, Scheduler, SchedulerConfig
 from repro.engine.sequence import Request, SamplingParams
 from repro.engine.systems import SYSTEMS
+from repro.errors import UserError
 from repro.simulate import load
 from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.load import GREEDY, NUM_PARTS, Load, Window, predict, run

@@ -19,10 +19,10 @@ import repro.simulate.beams
 from repro.bench.beams import Beams, batches, parents_of, prompts, prompts_hash
 from repro.bench.rows import Recording as Rows
 from repro.bench.run import work_through
-from repro.engine.errors import UserError
 from repro.engine.events import Event
 from repro.engine.sequence import SamplingParams
 from repro.engine.systems import system
+from repro.errors import UserError
 from repro.llm import LLM, models
 from repro.llm.pool import PoolSize
 from repro.simulate.beams import FILE, FORMAT, WIDTHS, Recording, Turnover, recording

@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 
 from repro.engine.config import DEPLOYMENTS
-from repro.engine.errors import UserError
 from repro.engine.sequence import SamplingParams
-from repro.engine.systems import SYSTEMS, contiguous_system, register, system, system_for
+from repro.engine.systems import SYSTEMS, contiguous_system, register, system
+from repro.errors import UserError
 from repro.simulate.beams import recording
 from repro.simulate.metrics import PIECES, UsageSamples
+from repro.simulate.panels import system_for
 from repro.simulate.profiles import cost_model, faster_transformer_costs
 from repro.simulate.serve import crossing, serve
 from repro.workloads import make_trace

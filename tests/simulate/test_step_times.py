@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro.engine.errors import UserError
 from repro.engine.scheduler import SchedulerOutput
+from repro.errors import UserError
 from repro.simulate.step_times import StepTimes
 
 SEQS, CONTEXTS = (2, 4, 8), (10, 100)

@@ -3,9 +3,9 @@
 import pytest
 from loads import parameters, rows_of
 
-from repro.engine.errors import UserError
 from repro.engine.scheduler import PreemptionMode
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
+from repro.errors import UserError
 from repro.harness import experiment
 from repro.simulate.beams import Turnover
 from repro.simulate.metrics import UsageSamples

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from repro import kernels
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.harness import experiment
 from repro.harness.tables import Rows
 from repro.llm.sampler import SamplingPlan

@@ -10,8 +10,8 @@ import pytest
 from loads import parameters
 
 from repro.engine.config import DEPLOYMENTS
-from repro.engine.errors import UserError
 from repro.engine.systems import system
+from repro.errors import UserError
 from repro.report.claims import load
 from repro.setup.environment import ROOT
 from repro.simulate.metrics import PIECES

@@ -3,7 +3,7 @@
 import pytest
 from loads import parameters, rows_of
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.harness import experiment
 from repro.harness.tables import Rows
 from repro.studies import fig05_block_tables as study

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from loads import parameters, rows_of
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.harness import experiment
 from repro.report import paper
 from repro.studies import fig12_basic_sampling as study

@@ -9,8 +9,8 @@ from loads import rows_of as all_rows
 
 from repro.bench import kept
 from repro.engine.config import DEPLOYMENTS
-from repro.engine.errors import UserError
 from repro.engine.systems import SYSTEMS
+from repro.errors import UserError
 from repro.harness import experiment
 from repro.report import claims
 from repro.simulate.load import Load, predict

@@ -7,7 +7,7 @@ from loads import parameters, rows_of
 from test_fig12_measured import SLOTS, STEPS, folder, ran, texts, write  # noqa: F401 (folder is a fixture)
 
 from repro.engine.config import DEPLOYMENTS
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.harness import experiment
 from repro.report import claims
 from repro.simulate.load import Load, predict

@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 from loads import parameters, rows_of
 
-from repro.engine.errors import UserError
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.engine.systems import system
+from repro.errors import UserError
 from repro.harness import experiment
 from repro.harness.tables import Rows
 from repro.report.claims import judge_entry, load

@@ -4,9 +4,9 @@ import pytest
 from loads import parameters, rows_of
 
 from repro.engine.config import DEPLOYMENTS
-from repro.engine.errors import UserError
 from repro.engine.events import Event
 from repro.engine.systems import system
+from repro.errors import UserError
 from repro.harness import experiment
 from repro.harness.tables import Rows
 from repro.report import claims

@@ -8,7 +8,7 @@ import pytest
 from loads import parameters, rows_of
 
 from repro import paths
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.harness import experiment
 from repro.harness.tables import Rows
 from repro.report import paper

@@ -5,7 +5,7 @@ import pytest
 from loads import parameters, rows_of
 
 from repro import paths
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.harness import experiment
 from repro.report.claims import judge_entry, load
 from repro.studies import fig18b_block_size as study

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from loads import parameters, rows_of
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.harness import experiment
 from repro.report.claims import compare
 from repro.report.claims.claim import judge_entry, load

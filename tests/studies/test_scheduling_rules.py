@@ -7,11 +7,11 @@ from collections import Counter
 import pytest
 from loads import parameters, rows_of
 
-from repro.engine.errors import UserError
 from repro.engine.events import Event
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.scheduler import Scheduler, SchedulerConfig
 from repro.engine.sequence import Request, SamplingParams, Status
+from repro.errors import UserError
 from repro.harness import experiment
 from repro.harness.tables import Rows
 from repro.report.claims.claim import judge_entry, load

@@ -10,7 +10,7 @@ from test_fig12_measured import folder, write  # noqa: F401 (a fixture)
 
 from repro.bench.serving import calibrate
 from repro.engine.config import DEPLOYMENTS
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.harness.experiment import open as open_experiment
 from repro.simulate.load import Load, predict
 from repro.simulate.step_times import StepTimes

@@ -10,11 +10,11 @@ import pytest
 from loads import parameters, rows_of
 
 from repro.engine.chunked import ChunkedPrefillConfig, ChunkedPrefillScheduler
-from repro.engine.errors import UserError
 from repro.engine.loop import Engine, Observer
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.scheduler import Prefill
 from repro.engine.sequence import Request, SamplingParams
+from repro.errors import UserError
 from repro.harness import experiment
 from repro.harness.tables import Rows
 from repro.report.claims.claim import judge_entry, load

@@ -4,11 +4,11 @@ import pandas as pd
 import pytest
 from loads import parameters, rows_of
 
-from repro.engine.errors import UserError
 from repro.engine.loop import Engine
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.scheduler import Scheduler, SchedulerConfig
 from repro.engine.sequence import Request, SamplingParams
+from repro.errors import UserError
 from repro.harness import experiment
 from repro.harness.tables import Rows
 from repro.report import paper

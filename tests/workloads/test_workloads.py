@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.workloads import WORKLOADS, LengthPairs, Trace, build_trace, lengths_from_csv, make_trace, poisson_arrivals
 from repro.workloads.lengths import pairs_hash
 from repro.workloads.trace import QUANTILES, TICK_S, rank_correlation

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.workloads import fig11_lengths, make_trace
 from repro.workloads.chatbot import OUTPUT_LIMIT, Conversations, chatbot_trace
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.workloads import fig11_lengths, lengths_from_csv
 from repro.workloads.fig11 import Marginal, fig11_data, fit_marginal
 from repro.workloads.trace import rank_correlation

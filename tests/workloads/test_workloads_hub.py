@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.workloads import make_trace
 
 pytest.importorskip("datasets")

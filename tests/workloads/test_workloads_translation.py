@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.workloads.translation import MEAN_TOKENS, SentenceLengths, translation_trace
 
 

@@ -25,7 +25,7 @@ from repro.bench.benchmark import Step
 from repro.bench.kernels.memory import BLOCK_SIZES
 from repro.bench.kernels.timing import PagedInputs, eager_time_us, graph_time_us, in_order, paged_inputs
 from repro.bench.rows import Row
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.kernels import decode as decode_kernel
 from repro.kernels import reference
 from repro.kernels.decode import DecodePlan

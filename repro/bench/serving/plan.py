@@ -18,7 +18,7 @@ from repro.bench.rows import Recording
 from repro.bench.serving import calibrate, generate
 from repro.bench.serving.warm_engine import WarmEngine, device_name
 from repro.engine.config import DEPLOYMENTS
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.simulate.beams import WIDTHS
 from repro.simulate.load import PREEMPTIONS, TRANSLATION, Load
 

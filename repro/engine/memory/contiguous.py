@@ -6,21 +6,24 @@ buddy allocator that Orca has, which is what loses slots to rounding in Fig. 2."
 
 from __future__ import annotations
 
-import linecache
-import traceback
 from collections.abc import Callable, Iterable
 from numbers import Integral
-from types import TracebackType
 from typing import Protocol
 
-from repro.engine.checks import whole
-from repro.engine.errors import UserError
+from repro.checks import unfit, whole
 from repro.engine.memory.buddy import BuddyAllocator
 from repro.engine.memory.interface import CacheOp, KVCacheManager, MemoryUsage, check_parents
 from repro.engine.sequence import Request, SamplingParams, Sequence, SequenceGroup
+from repro.errors import UserError
 
 #: output tokens for which a request gets room, given the request and the model's maximum length
 Reservation = Callable[[Request, int], int]
+
+
+_TASK = (
+    "it is called with (request, max_model_len) and must return for how many output tokens to reserve room, a whole "
+    "number"
+)
 
 
 def check_reservation(policy: Reservation) -> None:
@@ -33,7 +36,8 @@ def check_reservation(policy: Reservation) -> None:
         except UserError:
             raise
         except Exception as error:
-            raise _unfit(policy, f"raised {type(error).__name__}: {error}", error.__traceback__) from error
+            does = f"raised {type(error).__name__}: {error}"
+            raise unfit("reservation policy", policy, does, _TASK, error.__traceback__) from error
 
 
 def _whole(policy: Reservation, output: object) -> int:
@@ -41,21 +45,8 @@ def _whole(policy: Reservation, output: object) -> int:
     if type(output) is int and output >= 0:  # first, as it is asked for every request whenever the pool is sampled
         return output
     if isinstance(output, bool) or not isinstance(output, Integral) or output < 0:
-        raise _unfit(policy, f"returned {output!r} ({type(output).__name__})")
+        raise unfit("reservation policy", policy, f"returned {output!r} ({type(output).__name__})", _TASK)
     return int(output)
-
-
-def _unfit(policy: Reservation, what: str, raised: TracebackType | None = None) -> UserError:
-    code = getattr(policy, "__code__", None)
-    file, line = (code.co_filename, code.co_firstlineno) if code else ("", 0)
-    for frame, number in traceback.walk_tb(raised):
-        if frame.f_code is code:
-            line = number
-    source = f", line {line}: `{text}`" if (text := linecache.getline(file, line).strip()) else ""
-    return UserError(
-        f"the reservation policy {getattr(policy, '__name__', repr(policy))} {what}{source}; it is called with "
-        "(request, max_model_len) and must return for how many output tokens to reserve room, a whole number"
-    )
 
 
 def reserve_max(request: Request, max_model_len: int) -> int:

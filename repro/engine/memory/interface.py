@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from repro.engine.checks import whole
+from repro.checks import whole
 from repro.engine.config import check_block_size
-from repro.engine.errors import UserError
 from repro.engine.sequence import Sequence, SequenceGroup
+from repro.errors import UserError
 
 
 class OpKind(enum.Enum):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from repro.engine.checks import number, whole
-from repro.engine.errors import UserError
+from repro.checks import number, whole
 from repro.engine.memory.block_allocator import BlockAllocator
 from repro.engine.memory.interface import CacheOp, KVCacheManager, MemoryUsage, OpKind, check_parents
 from repro.engine.sequence import Sequence, SequenceGroup
+from repro.errors import UserError
 
 
 class PagedKVCacheManager(KVCacheManager):

@@ -14,7 +14,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 from repro.hashing import write_atomically
 from repro.report.claims.claim import EVIDENCE, SAME_RULE, Claim, Judgement, judge_entry, load
 from repro.report.claims.rules import KeyPath, Leaf, Tree, Verdict, at, deviation, in_words, leaves, mapped, worst

@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from repro.engine.checks import flag, instance, number, several, shown, user_facing, whole
-from repro.engine.errors import UserError
+from repro.checks import flag, instance, number, several, shown, user_facing, whole
+from repro.errors import UserError
 
 
 @user_facing

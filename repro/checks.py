@@ -8,12 +8,15 @@ import difflib
 import enum
 import functools
 import inspect
+import linecache
 import math
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
+from types import TracebackType
 from typing import Any, TypeVar
 
-from repro.engine.errors import UserError
+from repro.errors import UserError
 
 T = TypeVar("T")
 E = TypeVar("E", bound=enum.Enum)
@@ -87,6 +90,37 @@ def known_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
             close = difflib.get_close_matches(name, known, 1)
             hint = f" (did you mean {close[0]}?)" if close else ""
             raise UserError(f"{what} takes no {name!r}{hint}; it takes {', '.join(known)}")
+
+
+class Named(dict[str, T]):
+    """Things by their names. A name that is not there is a UserError that lists those that are."""
+
+    def __init__(self, kind: str, things: Mapping[str, T]) -> None:
+        super().__init__(things)
+        self.kind = kind
+
+    def __missing__(self, name: object) -> T:
+        raise UserError(f"unknown {self.kind} {shown(name)}; known: {', '.join(sorted(self))}")
+
+
+def by_name(*things: Any) -> dict[str, Any]:
+    return {thing.name: thing for thing in things}
+
+
+def lookup(kind: str, table: Mapping[str, T], name: object) -> T:
+    """`table[name]`, or a UserError that lists the names that exist."""
+    return table[name] if isinstance(name, str) and name in table else Named(kind, table).__missing__(name)
+
+
+def unfit(kind: str, function: object, does: str, task: str, raised: TracebackType | None = None) -> UserError:
+    """What to raise for a function of the user's that `does` something wrong: with its own line, and its `task`."""
+    code = getattr(function, "__code__", None)
+    file, line = (code.co_filename, code.co_firstlineno) if code else ("", 0)
+    for frame, at in traceback.walk_tb(raised):
+        if frame.f_code is code:
+            line = at
+    source = f", line {line}: `{text}`" if (text := linecache.getline(file, line).strip()) else ""
+    return UserError(f"the {kind} {getattr(function, '__name__', repr(function))} {does}{source}; {task}")
 
 
 def user_facing(what: T) -> T:
