@@ -24,6 +24,7 @@ TABLES = {
 ASSUMPTIONS = {f"slope:{split}": {"split": split} for split in context_splits()[:1]}
 ASSUMPTIONS |= {name.replace(": ", ":"): choice for name, choice in sweep.OPEN.items()}
 MAIN = next(iter(ASSUMPTIONS))
+SLOW_PREFILL = "prefill:0.3"
 FASTER_TRANSFORMER = "faster-transformer"
 #: FasterTransformer's own step under the other assumption: its extra solved on the embedded lengths
 EMBEDDED_EXTRA = "extra:embedded lengths"
@@ -119,21 +120,26 @@ def grid_readings(latency: DataFrame) -> dict[tuple[str, str], float]:
 @house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     latency = rows["latency"]
-    slopes = latency[latency["assumption"].str.startswith("slope:")].groupby(["panel", "system", "rate"], sort=False)
-    spread = slopes["latency_s_per_token"].agg(["min", "max"])
+    is_slope = latency["assumption"].str.startswith("slope:")
+    is_prefill = latency["assumption"].isin([MAIN, SLOW_PREFILL]) & (latency["system"] == "vllm")
+    bands = {
+        "/////": ("other readings of Fig. 1's slope", latency[is_slope]),
+        ".....": ("vLLM's prompts at 0.3 to 0.5 of the matrix rate", latency[is_prefill]),
+    }
     looks = plotting.styles(params.systems)
 
+    def look(hatch: str, color: str) -> dict[str, Any]:
+        return {"facecolor": "none", "edgecolor": color, "linewidth": 0, "hatch": hatch, "alpha": 0.5}
+
     def band(axis: Axes, panel: str) -> None:
-        for name in params.systems:
-            here, color = spread.loc[panel, name].sort_index(), looks[name].color
-            look = {"facecolor": "none", "edgecolor": color, "linewidth": 0, "hatch": "/////", "alpha": 0.5}
-            axis.fill_between(here.index, here["min"], here["max"], **look)
+        for hatch, (_, rows) in bands.items():
+            for name, here in where(rows[rows["seed"].isin(params.band_seeds)], panel=panel).groupby("system"):
+                ends = here.groupby("rate")["latency_s_per_token"].agg(["min", "max"])
+                axis.fill_between(ends.index, ends["min"], ends["max"], **look(hatch, looks[name].color))
 
     note = "One latency a panel is calibrated: vLLM's at its lowest rate. Thin line: the 0.5 s/token of the crossings"
     main, with_paper = where(latency, assumption=MAIN), not params.another_run
-    more = [
-        plotting.swatch("other readings of Fig. 1's slope", "none", edgecolor=plotting.GREY, linewidth=0, hatch="/////")
-    ]
+    more = [plotting.swatch(text, **look(hatch, plotting.GREY)) for hatch, (text, rows) in bands.items() if len(rows)]
     curves = sweep.draw_panels(main, "fig12", params.panels, len(params.models), note, with_paper, band, more)
     figures = {"fig12_basic_sampling": curves}
     if params.crossings and with_paper:

@@ -38,7 +38,8 @@ ASSUMPTIONS = {"as drawn": {}, "ShareGPT's anchor": {"anchor": "opt-13b/sharegpt
 #: assumptions that stretch the default sentences: name -> factor
 SCALES = {f"sentences x {scale}": scale for scale in (0.75, 1.25)}
 ASSUMPTIONS |= dict.fromkeys(SCALES, {})
-DRAWN = next(iter(ASSUMPTIONS))
+DRAWN, SLOW_PREFILL = next(iter(ASSUMPTIONS)), "prefill: 0.3"
+_REACH = {"color": plotting.GREY, "linewidth": 6, "alpha": 0.4, "solid_capstyle": "butt"}
 
 
 class Params(sweep.SweepParameters):
@@ -116,7 +117,10 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     for axis, prefix in zip(axes, params.prefixes):
         theirs = sweep.drawn("fig16", PANELS.get(prefix, ""), SYSTEMS)
         sweep.draw_curves(axis, where(latency, prefix_tokens=prefix), theirs if with_paper else {})
+        if params.crossings:
+            _draw_prefill(axis, where(rows["crossing"], prefix_tokens=prefix, duration_s=params.sensitivity_seconds))
     if params.crossings:
+        more.append(plotting.key("crossing with prompts at 0.3 to 0.5 of the matrix rate", **_REACH))
         more += _draw_ratios(axes[-1], ratios(rows["crossing"], params.sensitivity_seconds), with_paper)
     plotting.legend(figure, latency, with_paper=with_paper, more=more)
     means = f"sentences of {MEAN_TOKENS[0]:g} and {MEAN_TOKENS[1]:g} tokens on average"
@@ -124,6 +128,14 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     note = f"Thin line: 0.5 s/token. Calibrated on Fig. 12's {ANCHOR}; {sentences}"
     plotting.footer(figure, latency, with_paper=with_paper, note=note)
     return {"fig16_shared_prefix": figure}
+
+
+def _draw_prefill(axis: Axes, crossing: DataFrame) -> None:
+    """From where to where the crossing of each system moves with the speed of prompts."""
+    found = crossing[crossing["assumption"].isin([DRAWN, SLOW_PREFILL])]
+    for name, here in found.groupby("system"):
+        ends = here.groupby("assumption")["crossing_rate"].mean()
+        axis.plot(ends, [sweep.LEVEL] * len(ends), **_REACH | {"color": plotting.styles(SYSTEMS)[name].color})
 
 
 def ratios(crossing: DataFrame, duration_s: float) -> DataFrame:

@@ -33,7 +33,7 @@ def key(text: str, color: str = GREY, **look: Any) -> Line2D:
 
 def swatch(text: str, color: str = GREY, **look: Any) -> Patch:
     """A legend's entry for a filled area."""
-    return Patch(facecolor=color, label=text, **look)
+    return Patch(label=text, **{"facecolor": color} | look)
 
 
 def cross(text: str) -> Line2D:
