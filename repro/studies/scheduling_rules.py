@@ -223,7 +223,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     for place, (broken, tested) in enumerate(RULES.values()):
         for shift, (source, group) in zip((-0.2, 0.2), logs.groupby(logs["source"] == "drawn")):
             count, failed = (int(group[name].sum()) for name in (tested, broken))
-            axes[0].barh(place + shift, count + 1, 0.36, color="#0072B2" if source else "#56B4E9")
+            axes[0].barh(place + shift, count + 1, 0.36, color=plotting.other(0 if source else 7).color)
             text = f" {count:,}" + (f", broken {failed:,} times" if failed else "")
             axes[0].text(
                 count + 1, place + shift, text, va="center", fontsize=7.5, color="#B3261E" if failed else "black"
@@ -242,7 +242,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
 
 def _draw_levers(axis: Axes, rows: DataFrame) -> None:
     names = [f"{row.lever} {row.value:,}" if row.value else "as it was" for row in rows.itertuples()]
-    axis.barh(range(len(rows)), rows["preemptions"], 0.7, color="#E69F00")
+    axis.barh(range(len(rows)), rows["preemptions"], 0.7, color=plotting.other(5).color)
     axis.set_yticks(range(len(rows)), names, fontsize=8)
     axis.set_xlabel("preemptions")
     axis.invert_yaxis()
