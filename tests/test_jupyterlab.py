@@ -55,8 +55,17 @@ class Lab:
 
     def run_all(self, tab: Tab) -> list[dict[str, Any]]:
         """Run all cells and save; returns the outputs as the file has them then."""
-        tab.evaluate("void jupyterapp.commands.execute('notebook:run-all-cells').then(() => { window.ended = true })")
+        self.run(tab, "run-all-cells")
+        return self.outputs(tab)
+
+    def run(self, tab: Tab, what: str) -> None:
+        """Run cells to their end: a command of JupyterLab's notebooks."""
+        ended = ".then(() => { window.ended = true })"
+        tab.evaluate(f"window.ended = false; void jupyterapp.commands.execute('notebook:{what}'){ended}")
         tab.wait_for("window.ended", PATIENCE)
+
+    def outputs(self, tab: Tab) -> list[dict[str, Any]]:
+        """Save; the outputs of all cells, each of which has run once, in their order."""
         tab.evaluate("opened.context.save()")
         path = self.checkout / tab.evaluate("opened.context.path")
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
@@ -123,6 +132,62 @@ def test_an_experiment_is_changed_and_run(lab: Lab, tab: Tab) -> None:
     check_page(tab)
     assert lab.changes() == ""
     assert list((lab.checkout / "results" / "smoke" / "figures").glob("fig02_memory_waste.png"))
+
+
+def notebook_of(path: Path, cells: list[str]) -> None:
+    """Write a notebook of these cells."""
+    base = {"cell_type": "code", "execution_count": None, "outputs": [], "metadata": {}}
+    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    content = {"cells": [base | {"source": cell} for cell in cells], "metadata": kernel}
+    content |= {"nbformat": 4, "nbformat_minor": 4}
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def test_a_new_experiment_from_the_command_to_its_figure(lab: Lab, tab: Tab) -> None:
+    command = [sys.executable, "-m", "repro", "new", "mine"]
+    told = subprocess.run(
+        command, cwd=lab.checkout, env={**os.environ, "PYTHONPATH": str(lab.checkout)}, check=True, capture_output=True
+    )
+    assert b"mine.ipynb" in told.stdout
+    written = lab.changes()
+    assert written.count("\n") == 3 and written.count("?? ") == 3
+    source = (lab.checkout / "notebooks" / "mine.ipynb").read_text(encoding="utf-8")
+    work = source.replace('scale = \\"paper\\"', 'scale = \\"smoke\\"')
+    (lab.checkout / "work" / "mine.ipynb").write_text(work, encoding="utf-8")
+    lab.open(tab, "work/mine.ipynb")
+    check_outputs(lab.run_all(tab))
+    check_page(tab)
+    assert lab.changes() == written
+    git(lab.checkout, "clean", "-fdq", "--", "experiments", "repro", "notebooks")
+
+
+MISTAKES = {
+    "import repro\nrepro.open('fig02')": "fig02_memory_waste",
+    "repro.open('fig02_memory_waste', overrides={'kv_slot': 1})": "kv_slots",
+    "repro.serve('vlm', 'opt-13b', repro.make_trace('sharegpt', 2.0, 10.0, 0))": "unknown system 'vlm'",
+    "repro.SYSTEMS['vllm'].with_scheduler(preemption='swop')": "preemption = 'swop'",
+    "repro.contiguous_system('mine', lambda request: 1)": "must return for how many output tokens",
+    "repro.LLM('opt-126m')": "opt-126m",
+    "repro.SamplingParams(temperature=-1)": "temperature = -1",
+}
+
+
+def test_a_mistake_shows_one_line(lab: Lab, tab: Tab) -> None:
+    notebook_of(lab.checkout / "work" / "mistakes.ipynb", list(MISTAKES))
+    lab.open(tab, "work/mistakes.ipynb")
+    for index in range(len(MISTAKES)):
+        tab.evaluate(f"opened.content.activeCellIndex = {index}")
+        lab.run(tab, "run-cell")
+    outputs = lab.outputs(tab)
+    assert [output["output_type"] for output in outputs] == ["error"] * len(MISTAKES)
+    rendered = (
+        "[...opened.node.querySelectorAll('.jp-OutputArea-output')].map(one => one.innerText.trim().split('\\n'))"
+    )
+    lines = tab.evaluate(rendered)
+    assert [len(one) for one in lines] == [1] * len(MISTAKES), lines
+    for (line,), said in zip(lines, MISTAKES.values()):
+        assert line.startswith("UserError: ") and said in line
+    assert lab.changes() == ""
 
 
 def test_the_address_and_the_tunnel_are_said_once(lab: Lab) -> None:
