@@ -136,9 +136,8 @@ class ChunkedPrefillScheduler(Scheduler):
 
     def _start(self, output: ChunkedOutput, budget: int) -> None:
         """Waiting groups in their order, until one has to be cut or does not fit."""
-        while (
-            self.waiting and self.prefilling is None and budget > 0 and self.running.num_seqs < self.config.max_num_seqs
-        ):
+        most = self.config.max_num_seqs
+        while self.waiting and self.prefilling is None and budget > 0 and self.running.num_seqs < most:
             group = self.waiting[0]
             cached, total = self.manager.prefix_tokens(group), group.num_stored(self.iteration)
             end = min(cached + budget, total)

@@ -76,9 +76,13 @@ class Engine:
         return outcomes
 
     def step(self, next_arrival_s: float = math.inf) -> None:
-        """One iteration, or as many equal ones as begin before the next arrival."""
+        """One iteration, or as many equal ones as begin before the next arrival.
+
+        RuntimeError if a scheduler's rules let nothing run for good."""
         start = self.clock.now
         output = self.scheduler.schedule()
+        if not (output.num_decode_seqs or output.num_prefill_tokens or output.preempted) and next_arrival_s == math.inf:
+            raise RuntimeError(f"nothing can run, now or later: {[*self.scheduler.swapped, *self.scheduler.waiting]}")
         self._repeat(output, start, next_arrival_s)
         result = self.executor.execute(output)
         self.clock.spend(result.durations_s)

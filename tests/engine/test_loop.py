@@ -275,6 +275,17 @@ def test_a_request_that_can_never_fit_is_refused() -> None:
         )
 
 
+class Never(Scheduler):
+    def may_start(self, group: SequenceGroup) -> bool:
+        return False
+
+
+def test_a_rule_that_lets_nothing_run_is_an_error_and_no_endless_loop() -> None:
+    engine = Engine(Never(PagedKVCacheManager(8)), SimulatedExecutor(next(iter(COSTS.values()))))
+    with pytest.raises(RuntimeError, match=r"nothing can run, now or later: \[SequenceGroup\(0, waiting"):
+        engine.run([Request(number, float(number), 4, 4, SamplingParams()) for number in range(2)])
+
+
 class Scripted(Executor):
     """Re-parents beams onto the first one, stops the request's sequences one by one, and takes its time."""
 

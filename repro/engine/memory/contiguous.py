@@ -20,10 +20,7 @@ from repro.errors import UserError
 Reservation = Callable[[Request, int], int]
 
 
-_TASK = (
-    "it is called with (request, max_model_len) and must return for how many output tokens to reserve room, a whole "
-    "number"
-)
+_TASK = "it gets (request, max_model_len) and must return for how many output tokens to reserve room, a whole number"
 
 
 def check_reservation(policy: Reservation) -> None:
