@@ -49,8 +49,7 @@ def test_the_kept_rows_are_judged_and_only_the_speed_of_vllm_differs(kept):
     assert [name for name, verdict in off.items() if verdict == "differs"] == ["vllm"]
 
 
-def test_a_wrong_window_is_caught(kept):
-    """An hour in place of the script's window moves a piece by a point."""
+def test_a_piece_that_is_a_point_off_flips_the_verdict(kept):
     run, rows = kept
     off = rows["pool"].assign(token_states=rows["pool"]["token_states"] + 1)
     judged = {one.claim_id: one for one in run.judgements(Rows({**rows, "pool": off}, study.TABLES))}

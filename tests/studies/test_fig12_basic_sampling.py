@@ -7,6 +7,8 @@ from loads import parameters, rows_of
 from repro.errors import UserError
 from repro.harness import experiment
 from repro.report import paper
+from repro.report.claims import judge_entry, load
+from repro.simulate.panels import FASTER_TRANSFORMER_BATCH
 from repro.studies import fig12_basic_sampling as study
 from repro.studies import sweep
 
@@ -78,6 +80,15 @@ def test_alpacas_crossing_is_predicted_with_an_extra_from_sharegpt():
     setup = study.setup_of("opt-66b/alpaca", study.FASTER_TRANSFORMER, 3600.0, None, 0)
     drawn = paper.crossings("fig12", sweep.LEVEL)["opt-66b/alpaca"][study.FASTER_TRANSFORMER]
     assert setup.crossing(drawn, 0.02) == pytest.approx(drawn, rel=0.15)
+
+
+@pytest.mark.parametrize("limit, expected", [(5, "reproduced"), (3, "differs"), (7, "differs")])
+def test_a_wrong_batch_limit_of_faster_transformer_flips_its_verdict(limit, expected, monkeypatch):
+    monkeypatch.setitem(FASTER_TRANSFORMER_BATCH["opt-13b"], "sharegpt", limit)
+    panel = "opt-13b/sharegpt"
+    ours = {panel: study.setup_of(panel, study.FASTER_TRANSFORMER, 3600.0, None, 0).crossing(0.2, 0.02)}
+    _, verdicts = judge_entry(load()["fig12-curves"], {study.FASTER_TRANSFORMER: ours})
+    assert verdicts[study.FASTER_TRANSFORMER][panel] == expected
 
 
 def test_rows_figures_and_the_grid_reading():
