@@ -11,7 +11,6 @@ import json
 import os
 import shlex
 import sys
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -128,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
 def _reproduce(options: argparse.Namespace) -> int:
     from repro.bench.benchmark import seconds_of
     from repro.bench.processes import measure_first
-    from repro.harness.notebook import NotebookError
+    from repro.harness.notebook import execute_all
     from repro.harness.progress import duration
 
     where = paths.folders()
@@ -140,28 +139,23 @@ def _reproduce(options: argparse.Namespace) -> int:
     seconds_of(options.budget)
     with _settings(options), paths.environment({"REPRO_VARIANT": variant} if options.lengths else {}):
         todo = [_open(stem, options.scale, {}, options.lengths) for stem in stems]  # every check before any work
-        outcomes = {}
+        outcomes = dict.fromkeys(stems, "")
         with _alone():
             if options.scale == "paper" and not named:
                 measure_first(options.budget)
-            for run, overrides in todo:
-                start = time.monotonic()
-                try:
-                    _execute(run, overrides)
-                    outcomes[run.stem] = "done"
-                except WriteError:  # nor could anything else be
-                    raise
-                except (UserError, NotebookError) as error:
+            for run, seconds, error in execute_all(todo):
+                if isinstance(error, WriteError):  # nor could anything else be written
+                    raise error
+                if error:
                     print(f"repro: {error}", file=sys.stderr)
-                    outcomes[run.stem] = "FAILED"
-                outcomes[run.stem] += f" in {duration(time.monotonic() - start)}"
+                outcomes[run.stem] = f"{'FAILED' if error else 'done'} in {duration(seconds)}"
             page = _page(variant)
     _summarise(outcomes, paths.folders(variant))
     return 1 if page or any("FAILED" in outcome for outcome in outcomes.values()) else 0
 
 
 def _run(options: argparse.Namespace) -> int:
-    from repro.harness.notebook import NotebookError
+    from repro.harness import notebook
     from repro.harness.parameters import parse_yaml
 
     overrides = {}
@@ -174,8 +168,8 @@ def _run(options: argparse.Namespace) -> int:
         run, overrides = _open(options.experiment, options.scale, overrides, options.lengths)
         try:
             with _alone():
-                executed = _execute(run, overrides)
-        except NotebookError as error:
+                executed = notebook.execute(run, overrides)
+        except notebook.NotebookError as error:
             print(f"repro: {error}", file=sys.stderr)
             return 1
     print(f"{run.stem}: figures in {run.folders.figures}, executed notebook {executed}")
@@ -217,13 +211,6 @@ def _open(stem: str, scale: str, overrides: dict[str, Any], lengths: str | None)
         raise UserError(f"there is no lengths file {lengths}")
     overrides = {**overrides, "lengths": lengths}
     return experiment.open(stem, scale, overrides), overrides
-
-
-def _execute(run: Any, overrides: Mapping[str, Any]) -> Path:
-    from repro.harness import notebook
-
-    print(f"{run.stem}: {run.title}", file=sys.stderr, flush=True)
-    return notebook.execute(run, overrides)
 
 
 def _summarise(outcomes: Mapping[str, str], where: paths.Folders) -> None:

@@ -13,16 +13,20 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from joblib import cpu_count
+
 from repro import paths
 from repro.errors import UserError, left_out
+from repro.harness import experiment
 from repro.harness.experiment import Run
 from repro.harness.verify import problems_of_run
-from repro.harness.workers import left_in_flight
+from repro.harness.workers import fresh_processes, left_in_flight
 from repro.hashing import NO_SPACE, WriteError, leftovers, temporary_name
 
 _SECONDS_BETWEEN_LINES = 60.0  # of a line that is redrawn, in a log
@@ -30,6 +34,33 @@ _SECONDS_BETWEEN_LINES = 60.0  # of a line that is redrawn, in a log
 
 class NotebookError(RuntimeError):
     """A notebook could not be executed to its end; the message says why."""
+
+
+def execute_all(todo: Sequence[tuple[Run, Mapping[str, Any]]]) -> Iterator[tuple[Run, float, Exception | None]]:
+    """Execute the notebooks of many runs with their overrides: each run, as it ends, with the seconds that it took and
+    what went wrong (UserError, NotebookError).
+
+    Two are at work at a time, as one draws while the other computes; those that measure time come last, alone."""
+    timed = {run.stem for run, _ in todo if run.measures_time}
+    for alone in (False, True):
+        some = [(run, overrides) for run, overrides in todo if (run.stem in timed) is alone]
+        together = 1 if alone else min(2, cpu_count(), len(some))
+        if together <= 1:
+            yield from ((run, *_execute(run.stem, run.scale, overrides)) for run, overrides in some)
+            continue
+        with fresh_processes(together, {}) as pool:
+            futures = {pool.submit(_execute, run.stem, run.scale, overrides): run for run, overrides in some}
+            for future in as_completed(futures):
+                yield futures[future], *future.result()
+
+
+def _execute(stem: str, scale: str, overrides: Mapping[str, Any]) -> tuple[float, Exception | None]:
+    start, error = time.monotonic(), None
+    try:
+        execute(experiment.open(stem, scale, overrides), overrides)
+    except (UserError, NotebookError) as raised:
+        error = raised
+    return time.monotonic() - start, error
 
 
 def execute(run: Run, overrides: Mapping[str, Any]) -> Path:
@@ -41,6 +72,7 @@ def execute(run: Run, overrides: Mapping[str, Any]) -> Path:
     from nbclient.exceptions import DeadKernelError
     from papermill.exceptions import PapermillExecutionError
 
+    print(f"{run.stem}: {run.title}", file=sys.stderr, flush=True)
     source = run.folders.notebooks / f"{run.stem}.ipynb"
     read_notebook(source)
     folder = run.folders.of_results(run.stem)

@@ -100,7 +100,8 @@ def _compute_in_pool(
     flight then, each with how it was noticed."""
     workers = min(workers, len(waiting))
     progress.give_up()  # what a worker that died left behind
-    with _pool(workers, waiting[0].point.alone) as pool, _in_flight_file(store) as note:
+    env = {} if waiting[0].point.alone else _ONE_THREAD
+    with fresh_processes(workers, env) as pool, _in_flight_file(store) as note:
         running: dict[Future[Failure | float], Task] = {}
         while waiting or running:
             while waiting and len(running) < workers:
@@ -135,10 +136,9 @@ def _compute_in_pool(
 
 
 @contextmanager
-def _pool(workers: int, alone: bool) -> Iterator[ProcessPoolExecutor]:
-    """Fresh worker processes, which are ended at once if the block is left by an exception."""
-    env = {} if alone else _ONE_THREAD
-    pool = ProcessPoolExecutor(workers, initializer=_follow_parent, initargs=(os.getpid(),), env=env)
+def fresh_processes(workers: int, env: Mapping[str, str]) -> Iterator[ProcessPoolExecutor]:
+    """Worker processes with these changes of the environment, ended at once if the block is left by an exception."""
+    pool = ProcessPoolExecutor(workers, initializer=_follow_parent, initargs=(os.getpid(),), env=dict(env))
     with _interrupts_ignored():
         pool.submit(os.getpid)  # starts all workers
     try:
