@@ -158,7 +158,8 @@ def _own_kernel() -> Iterator[None]:
         write_kernel_spec(Path(folder, "kernels", "python3"), extra_arguments=["--log-level=CRITICAL"])
         package = str(Path(__file__).resolve().parent.parent.parent)
         search = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-        with paths.environment({"JUPYTER_PATH": folder, "PYTHONPATH": search}):
+        quiet = {"TQDM_DISABLE": "1"}  # bars of libraries: the run has one line of progress of its own
+        with paths.environment({"JUPYTER_PATH": folder, "PYTHONPATH": search, **quiet}):
             yield
 
 
