@@ -12,15 +12,15 @@ import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from fuzz import Case
+
 from published.fetch import fetched, modules
 from published.rules2023 import NO_LIMIT, ONE_LEFT, SWAP_SPACE_FULL
 from published.same import Difference, Ends, Memory, Move
 from published.trials import Decision, Outcome
-
 from repro.engine.sequence import Request
 
 VERSION = "0.1.7"
@@ -241,9 +241,7 @@ class TheirScheduler:
             running={number: self._live(number) for number in sorted(running)},
             waiting=waiting,
             swapped=sorted(swapped, key=self._arrival),
-            moves=_swaps("swap in", output.blocks_to_swap_in)
-            + _swaps("swap out", output.blocks_to_swap_out)
-            + copies,
+            moves=_swaps("swap in", output.blocks_to_swap_in) + _swaps("swap out", output.blocks_to_swap_out) + copies,
         )
         for number in decision.dropped:
             del self.sequences[number]
@@ -316,7 +314,9 @@ class TheirScheduler:
                 matched[next(left[self._forked.get(seq.seq_id, seq.seq_id)])] = seq
         else:
             matched = before
-        self.sequences[number] = {index: matched[index] for index in sorted(matched) if not matched[index].is_finished()}
+        self.sequences[number] = {
+            index: matched[index] for index in sorted(matched) if not matched[index].is_finished()
+        }
 
     def memory(self) -> Memory:
         manager = self.scheduler.block_manager

@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 
 from published.same import Ends
-
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.running import RunningSet
 from repro.engine.scheduler import Prefill, Scheduler, SchedulerConfig, SchedulerOutput

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from published.rules2023 import Manager2023, Rules2023, Scheduler2023
+from published.rules2023 import OURS, Manager2023, Rules2023, Scheduler2023
 from published.same import Memory, Move
 from published.trials import Decision, Outcome
-
 from repro.engine.memory import CacheOp, PagedKVCacheManager
 from repro.engine.memory.block_allocator import BlockAllocator
 from repro.engine.scheduler import SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams, Sequence, SequenceGroup, Status
+
+#: 0.1.7's answers to what a manager is asked
+ANSWERS = Rules2023().without("full_swap_fails")
 
 
 def moves(ops: list[CacheOp]) -> list[Move]:
@@ -41,10 +43,11 @@ def _references(allocator: BlockAllocator) -> dict[int, int]:
 
 
 class OurManager:
-    """A manager, asked by `rules`, whatever it was made with."""
+    """Our manager. `rules` are those by which it answers when nothing else is said."""
 
-    def __init__(self, manager: Manager2023) -> None:
+    def __init__(self, manager: Manager2023, rules: Rules2023 = OURS) -> None:
         self.manager = manager
+        self.manager.rules = rules
         self.groups: dict[int, SequenceGroup] = {}
         self.places: dict[SequenceGroup, str] = {}
 
@@ -62,6 +65,12 @@ class OurManager:
             "append": self.manager.can_append_slots(group, tokens + 1),
             "swap out": self.manager.can_swap_out(group),
         }
+
+    def ask_by_rules(self, number: int, tokens: int, state: str) -> dict[str, bool]:
+        before, self.manager.rules = self.manager.rules, ANSWERS
+        answers = self.ask(number, tokens, state)
+        self.manager.rules = before
+        return answers
 
     def allocate(self, number: int, tokens: int) -> None:
         self.manager.allocate(self.groups[number], tokens)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Protocol
 
 from fuzz import Ask, Case, _asks
-from published.same import Difference, Ends, Memory, Move, Renaming, equal
 
+from published.same import Difference, Ends, Memory, Move, Renaming, equal
 from repro.engine.scheduler import Scheduler
 from repro.engine.sequence import Request
 from repro.errors import UserError
@@ -69,6 +69,12 @@ class ManagerSide(Protocol):
     def free_sequence(self, number: int, index: int) -> None: ...
     def free(self, number: int) -> None: ...
     def memory(self) -> Memory: ...
+
+
+class OurManagerSide(ManagerSide, Protocol):
+    """`ask_by_rules` answers as 0.1.7 would."""
+
+    def ask_by_rules(self, number: int, tokens: int, state: str) -> dict[str, bool]: ...
 
 
 # Schedulers
@@ -164,9 +170,7 @@ def _run(
         _note(mine, seen)
 
 
-def _decided(
-    ours: SchedulerSide, theirs: SchedulerSide, seen: Counter[str]
-) -> tuple[Decision, Decision] | None:
+def _decided(ours: SchedulerSide, theirs: SchedulerSide, seen: Counter[str]) -> tuple[Decision, Decision] | None:
     """What both decide, or None if both end for the same reason."""
     decisions: list[Decision | str] = []
     for side in (ours, theirs):
@@ -213,10 +217,11 @@ class _Group:
     state: str = "waiting"
 
 
-def operations(seed: int, ours: ManagerSide, theirs: ManagerSide, cpu_blocks: int, most: int) -> Counter[str]:
-    """Random operations on both sides; how often each was done, and each question was answered otherwise.
+def operations(case: Case, ours: OurManagerSide, theirs: ManagerSide) -> Counter[str]:
+    """200 attempts at random operations on both sides; how often each was done, and what was answered otherwise.
 
-    `most` is about the number of tokens that fit; what is done is what our side has room for."""
+    What is done is what our side has room for."""
+    seed, most = case.seed, case.num_blocks * case.block_size
     rng, seen, renaming = random.Random(f"operations {seed}"), Counter[str](), Renaming()
     groups: dict[int, _Group] = {}
     try:
@@ -235,7 +240,7 @@ def _operation(
     number: int,
     rng: random.Random,
     groups: dict[int, _Group],
-    ours: ManagerSide,
+    ours: OurManagerSide,
     theirs: ManagerSide,
     most: int,
     seen: Counter[str],
@@ -290,12 +295,13 @@ def _operation(
 
 
 def _answers(
-    number: int, group: _Group, ours: ManagerSide, theirs: ManagerSide, seen: Counter[str]
+    number: int, group: _Group, ours: OurManagerSide, theirs: ManagerSide, seen: Counter[str]
 ) -> dict[str, bool]:
+    """What may be done with a group: our answers. With the settings on, they have to be theirs."""
     mine, other = (side.ask(number, group.tokens, group.state) for side in (ours, theirs))
-    for question, answer in mine.items():
+    for question, answer in ours.ask_by_rules(number, group.tokens, group.state).items():
+        equal(f"may request {number} {question}, with settings", answer, other[question])
         seen[f"asked: {question}"] += 1
-        if answer != other[question]:
-            says = "yes" if answer else "no"
-            seen[f"ours says {says}: {question}"] += 1
+        seen[f"asked: {question}, and only they say no"] += mine[question] and not answer
+        equal(f"may request {number} {question}, if they say yes", mine[question] or not answer, True)
     return mine
