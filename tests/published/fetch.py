@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from abc import ABCMeta
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
@@ -51,7 +52,7 @@ def fetched(name: str, version: str, python: str, platform: str) -> Path:
     return folder
 
 
-class _Anything(type):
+class _Anything(ABCMeta):  # so that classes may have both kinds of parents
     """Classes that have every attribute: the contents of empty modules."""
 
     def __getattr__(cls, name: str) -> _Anything:
@@ -75,6 +76,7 @@ def _made(name: str) -> _Anything:
         "__init__": lambda self, *arguments, **named: None,
         "__call__": call,
         "__class_getitem__": classmethod(lambda cls, key: cls),
+        "__init_subclass__": classmethod(lambda cls, **named: None),
     }
     return _Anything(name, (), body)
 

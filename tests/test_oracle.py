@@ -1,0 +1,268 @@
+"""The comparison of oracle.py, without a network: ours beside ours is equal, and a planted fault is found.
+
+`make oracle` puts published code on the other side. Here the other side is ours, too: its free blocks lie the other way
+round, so that only a renaming of blocks makes both equal, and in turn it has one fault.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import oracle
+import pytest
+from fuzz import Case
+from published import fetch, trials
+from published.rules2023 import KINDS, NAMES, OURS, Manager2023, Rules2023, Scheduler2023
+from published.same import Difference, Memory, Move, Renaming
+from published.sides import ANSWERS, OurManager, OurScheduler
+
+from repro.engine.memory import CacheOp, PagedKVCacheManager
+from repro.engine.scheduler import Scheduler
+from repro.engine.sequence import Sequence as EngineSequence
+from repro.engine.sequence import SequenceGroup, Status, by_arrival
+from repro.setup.environment import ROOT
+
+RUNS = range(60)
+
+
+def other_manager(case: Case, kind: type[Manager2023] = Manager2023) -> Manager2023:
+    """The other side's: its blocks are handed out in another order."""
+    manager = kind(case.num_blocks, case.block_size, case.watermark, case.cpu_blocks)
+    manager.gpu._free.reverse()
+    manager.cpu._free.reverse()
+    return manager
+
+
+def operate(case: Case, kind: type[Manager2023] = Manager2023) -> None:
+    ours = OurManager(oracle.our_manager(case))
+    trials.operations(case, ours, OurManager(other_manager(case, kind), ANSWERS))
+
+
+def run(case: Case, theirs: Scheduler2023, rules: Rules2023 = oracle.ALL) -> None:
+    trials.run(case, trials.taken(case), oracle.our_scheduler(case, rules), OurScheduler(theirs))
+
+
+def run_with(kind: type[Manager2023]) -> Callable[[Case], None]:
+    return lambda case: run(case, Scheduler2023(other_manager(case, kind), case.config(), oracle.ALL))
+
+
+def differences(compare: Callable[[Case], None], cases: Sequence[Case]) -> Iterator[str]:
+    for case in cases:
+        try:
+            compare(case)
+        except Difference as difference:
+            yield str(difference)
+
+
+POOLS = [oracle.pools(seed) for seed in RUNS]
+CASES = [trials.draw(seed) for seed in RUNS]
+
+
+def test_ours_beside_ours_is_equal() -> None:
+    assert list(differences(operate, POOLS)) == []
+    assert list(differences(run_with(Manager2023), CASES)) == []
+
+
+def test_the_random_trials_do_everything() -> None:
+    done, happened = Counter[str](), Counter[str]()
+    for case in POOLS:
+        other = OurManager(other_manager(case), ANSWERS)
+        done += trials.operations(case, OurManager(oracle.our_manager(case)), other)
+    for what in ("append", "fork", "start", "swap in", "swap out", "recompute", "end of a sequence"):
+        assert done[what] >= 50, f"hardly any {what}"
+    assert done["asked: append, and only they say no"] and done["asked: resume, and only they say no"]
+    for case in CASES:
+        other = OurScheduler(Scheduler2023(other_manager(case), case.config(), oracle.ALL))
+        happened += trials.run(case, trials.taken(case), oracle.our_scheduler(case, oracle.ALL), other)
+    for what in ("beam steps", "blocks: copy", "blocks: swap in", "preempted by swap", "preempted by recompute"):
+        assert happened[what] >= 20, f"hardly any {what}"
+
+
+# Faults of the other side
+
+
+class NoCopyOnWrite(Manager2023):
+    def append_slots(self, group: SequenceGroup, num_tokens: int) -> list[CacheOp]:
+        if (num_tokens - 1) % self.block_size == 0:
+            return super().append_slots(group, num_tokens)
+        return []
+
+
+class CopyNotSaid(Manager2023):
+    def append_slots(self, group: SequenceGroup, num_tokens: int) -> list[CacheOp]:
+        return super().append_slots(group, num_tokens)[1:]
+
+
+class CopyFromElsewhere(Manager2023):
+    def append_slots(self, group: SequenceGroup, num_tokens: int) -> list[CacheOp]:
+        return [CacheOp(op.kind, op.dst, op.src) for op in super().append_slots(group, num_tokens)]
+
+
+class ForkNotCounted(Manager2023):
+    def fork(self, group: SequenceGroup, parents: list[int], num_tokens: int) -> list[CacheOp]:
+        ops = super().fork(group, parents, num_tokens)
+        for child, parent in enumerate(parents):
+            if child != parent:
+                for block in self._tables[group.seqs[child]]:
+                    self.gpu.ref_counts[block] -= 1
+        return ops
+
+
+class LastBlockKept(Manager2023):
+    def free_sequence(self, seq: EngineSequence) -> None:
+        self.gpu.release(self._tables.pop(seq)[:-1])
+
+
+class WrongParent(Manager2023):
+    def fork(self, group: SequenceGroup, parents: list[int], num_tokens: int) -> list[CacheOp]:
+        first = min(parents)
+        return super().fork(group, [i if i in parents else first for i in range(len(parents))], num_tokens)
+
+
+class SwapSharesNothing(Manager2023):
+    """A shared block goes out once for each of its holders."""
+
+    def swap_out(self, group: SequenceGroup) -> list[CacheOp]:
+        ops = super().swap_out(group)
+        for seq in group.seqs[1:]:
+            for place, block in enumerate(self._tables[seq]):
+                if self.cpu.ref_counts[block] > 1 and self.cpu.num_free:
+                    self.cpu.release([block])
+                    self._tables[seq][place] = self.cpu.allocate()
+        return ops
+
+
+class NoWatermark(Manager2023):
+    def can_allocate(self, group: SequenceGroup, num_tokens: int) -> bool:
+        return self.blocks_needed(group, num_tokens) <= self.num_free_blocks
+
+
+IN_MEMORY = [NoCopyOnWrite, CopyNotSaid, CopyFromElsewhere, ForkNotCounted, LastBlockKept, WrongParent]
+
+
+@pytest.mark.parametrize("fault", [*IN_MEMORY, SwapSharesNothing, NoWatermark])
+def test_a_fault_in_memory_is_found_by_operations(fault: type[Manager2023]) -> None:
+    assert next(differences(lambda case: operate(case, fault), POOLS), "nothing") != "nothing"
+
+
+@pytest.mark.parametrize("fault", [*IN_MEMORY, SwapSharesNothing, NoWatermark])
+def test_a_fault_in_memory_is_found_by_runs(fault: type[Manager2023]) -> None:
+    found = next(differences(run_with(fault), CASES), "nothing")
+    assert found.startswith("run ") and ", step " in found and "\n" not in found  # one message
+
+
+class OldestGoes(Scheduler2023):
+    def withdraw_latest(self) -> tuple[SequenceGroup, int]:
+        group = min(self.running, key=by_arrival)
+        num_stored = group.num_stored(self.iteration) - 1
+        self.running.leave(group, self.iteration, Status.WAITING)
+        return group, num_stored
+
+
+class NewestStartsFirst(Scheduler2023):
+    def _admit(self, output: object) -> None:
+        self.waiting.reverse()
+        super()._admit(output)
+        self.waiting.reverse()
+
+
+@pytest.mark.parametrize("fault", [OldestGoes, NewestStartsFirst])
+def test_a_fault_in_scheduling_is_found(fault: type[Scheduler2023]) -> None:
+    found = differences(lambda case: run(case, fault(other_manager(case), case.config(), oracle.ALL)), CASES)
+    assert next(found, "nothing") != "nothing"
+
+
+# Settings
+
+
+class Plain(Scheduler):
+    """The scheduler itself, in the place of one with settings."""
+
+    dropped: list[SequenceGroup] = []
+    held_back: list[SequenceGroup] = []
+
+
+def test_without_settings_it_is_our_scheduler() -> None:
+    def beside_itself(case: Case) -> None:
+        plain = PagedKVCacheManager(case.num_blocks, case.block_size, case.watermark, case.cpu_blocks)
+        run(case, Plain(plain, case.config()), OURS)
+
+    assert list(differences(beside_itself, CASES)) == []
+
+
+@pytest.mark.parametrize("name", ["free_block_each", "prompts_apart", "singles_uncounted", "full_swap_fails"])
+def test_a_setting_that_is_off_is_noticed(name: str) -> None:
+    def without(case: Case) -> None:
+        run(case, Scheduler2023(other_manager(case), case.config(), oracle.ALL.without(name)))
+
+    assert next(differences(without, CASES), "nothing") != "nothing"
+
+
+def test_every_setting_is_explained() -> None:
+    assert set(KINDS) == set(NAMES)
+
+
+# Renaming
+
+
+def memory(blocks: list[int], other: list[int]) -> Memory:
+    references = Counter(blocks + other)
+    return Memory(
+        {(0, 0): ("gpu", blocks), (1, 0): ("gpu", other)},
+        {"gpu": dict(references), "cpu": {}},
+        {"gpu": 10 - len(references), "cpu": 0},
+    )
+
+
+def test_blocks_may_have_other_names_and_nothing_else() -> None:
+    same = Renaming()
+    same.check(memory([1, 2], [1, 3]), memory([7, 0], [7, 1]), [], [])
+    same.check(memory([1, 2], [1, 4]), memory([7, 0], [7, 2]), [Move("copy", 2, 4)], [Move("copy", 0, 2)])
+    with pytest.raises(Difference, match="stands for"):
+        Renaming().check(memory([1, 2], [1, 3]), memory([7, 0], [6, 1]), [], [])
+    with pytest.raises(Difference, match="keeps"):  # ours stays where it was, theirs has moved
+        same.check(memory([1, 2], [1, 4]), memory([7, 3], [7, 2]), [], [])
+    with pytest.raises(Difference, match="moved"):
+        Renaming().check(memory([1, 2], [1, 3]), memory([1, 2], [1, 3]), [Move("copy", 2, 3)], [Move("copy", 3, 2)])
+    with pytest.raises(Difference, match="references"):
+        wrong = memory([1, 2], [1, 3])
+        wrong.references["gpu"][1] = 1
+        Renaming().check(memory([1, 2], [1, 3]), wrong, [], [])
+
+
+# Fetching
+
+
+def test_without_a_network_it_says_so_and_is_content(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REPRO_ORACLE_DIR", str(tmp_path))
+    failed = subprocess.CompletedProcess([], 1, "", "WARNING: again\nERROR: nothing there\n")
+    monkeypatch.setattr(fetch.subprocess, "run", lambda *arguments, **named: failed)
+    assert oracle.main(["--runs", "1"]) == 0
+    skipped = [line for line in capsys.readouterr().out.splitlines() if line.startswith("skipped: ")]
+    assert skipped and all("cannot be fetched (nothing there)" in line for line in skipped)
+    assert list(tmp_path.iterdir()) == []  # nothing half-made
+
+
+def test_a_package_is_imported_without_what_is_left_out(tmp_path: Path) -> None:
+    package = tmp_path / "published_thing"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise AssertionError('not run')")
+    (package / "core.py").write_text(
+        "import absent.deep\nfrom absent import Tensor\nfrom published_thing.heavy import load\n"
+        "class Layer(absent.deep.Module):\n    x: Tensor | None = None\n"
+    )
+    before = dict(sys.modules)
+    (core,) = fetch.modules("published_thing", tmp_path, ["published_thing.core"], ["absent", "published_thing.heavy"])
+    assert core.Layer().x is None and callable(core.load)
+    assert sys.modules == before
+
+
+def test_packages_are_kept_outside_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REPRO_ORACLE_DIR", raising=False)
+    assert ROOT not in fetch.cache().resolve().parents
