@@ -27,7 +27,7 @@ endef
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help reproduce test fuzz determinism architectures bench lab doctor setup model clean
+.PHONY: help reproduce test fuzz oracle determinism architectures bench lab doctor setup model clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -38,7 +38,7 @@ help: ## this list
 	@echo "  JOBS=N            worker processes (default: one a core)"
 	@echo "  BUDGET=2h         with a GPU: time for measuring on it first (default: 2h; 0 for none)"
 	@echo "  TESTS=\"FILE ...\"  only these tests (default: all)"
-	@echo "  RUNS=20000 SEED=0 of make fuzz"
+	@echo "  RUNS=20000 SEED=0 of make fuzz; RUNS=1000 SEED=0 of make oracle"
 	@echo "  HUB=0             or 1: allow the Hugging Face hub"
 	@echo "  LIGHT=0           or 1: set up without torch; what runs real models is left out"
 	@echo "  PYTHON=PATH       the Python for set-up, 3.11 or newer (default: python3)"
@@ -52,6 +52,9 @@ test: setup ## the whole test suite, the smoke-scale reproduction included
 
 fuzz: setup ## random runs of the whole engine, each checked at every step (RUNS=20000, SEED=0)
 	@"$(PY)" tests/fuzz.py --runs "$(or $(RUNS),20000)" --seed "$(or $(SEED),0)"
+
+oracle: setup ## memory and schedulers beside published vLLM, which is fetched by name (RUNS=1000, SEED=0)
+	@"$(PY)" tests/oracle.py --runs "$(or $(RUNS),1000)" --seed "$(or $(SEED),0)"
 
 determinism: setup ## everything at SCALE=smoke in three ways: equal bytes (ONLY as above)
 	@"$(PY)" tests/determinism.py $(if $(ONLY),--only $(ONLY))

@@ -10,16 +10,18 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import oracle
 import pytest
 from fuzz import Case
-from published import fetch, trials
-from published.rules2023 import KINDS, NAMES, OURS, Manager2023, Rules2023, Scheduler2023
+from published import fetch, trials, v1
+from published.rules2023 import KINDS, OURS, Manager2023, Rules2023, Scheduler2023
 from published.same import Difference, Memory, Move, Renaming
 from published.sides import ANSWERS, OurManager, OurScheduler
 
+from repro.engine.chunked import ChunkedOutput, ChunkedPrefillScheduler
 from repro.engine.memory import CacheOp, PagedKVCacheManager
 from repro.engine.scheduler import Scheduler
 from repro.engine.sequence import Sequence as EngineSequence
@@ -27,6 +29,7 @@ from repro.engine.sequence import SequenceGroup, Status, by_arrival
 from repro.setup.environment import ROOT
 
 RUNS = range(60)
+ALL = Rules2023()
 
 
 def other_manager(case: Case, kind: type[Manager2023] = Manager2023) -> Manager2023:
@@ -42,12 +45,12 @@ def operate(case: Case, kind: type[Manager2023] = Manager2023) -> None:
     trials.operations(case, ours, OurManager(other_manager(case, kind), ANSWERS))
 
 
-def run(case: Case, theirs: Scheduler2023, rules: Rules2023 = oracle.ALL) -> None:
+def run(case: Case, theirs: Scheduler2023, rules: Rules2023 = ALL) -> None:
     trials.run(case, trials.taken(case), oracle.our_scheduler(case, rules), OurScheduler(theirs))
 
 
 def run_with(kind: type[Manager2023]) -> Callable[[Case], None]:
-    return lambda case: run(case, Scheduler2023(other_manager(case, kind), case.config(), oracle.ALL))
+    return lambda case: run(case, Scheduler2023(other_manager(case, kind), case.config(), ALL))
 
 
 def differences(compare: Callable[[Case], None], cases: Sequence[Case]) -> Iterator[str]:
@@ -76,8 +79,8 @@ def test_the_random_trials_do_everything() -> None:
         assert done[what] >= 50, f"hardly any {what}"
     assert done["asked: append, and only they say no"] and done["asked: resume, and only they say no"]
     for case in CASES:
-        other = OurScheduler(Scheduler2023(other_manager(case), case.config(), oracle.ALL))
-        happened += trials.run(case, trials.taken(case), oracle.our_scheduler(case, oracle.ALL), other)
+        other = OurScheduler(Scheduler2023(other_manager(case), case.config(), ALL))
+        happened += trials.run(case, trials.taken(case), oracle.our_scheduler(case, ALL), other)
     for what in ("beam steps", "blocks: copy", "blocks: swap in", "preempted by swap", "preempted by recompute"):
         assert happened[what] >= 20, f"hardly any {what}"
 
@@ -172,7 +175,7 @@ class NewestStartsFirst(Scheduler2023):
 
 @pytest.mark.parametrize("fault", [OldestGoes, NewestStartsFirst])
 def test_a_fault_in_scheduling_is_found(fault: type[Scheduler2023]) -> None:
-    found = differences(lambda case: run(case, fault(other_manager(case), case.config(), oracle.ALL)), CASES)
+    found = differences(lambda case: run(case, fault(other_manager(case), case.config(), ALL)), CASES)
     assert next(found, "nothing") != "nothing"
 
 
@@ -197,13 +200,49 @@ def test_without_settings_it_is_our_scheduler() -> None:
 @pytest.mark.parametrize("name", ["free_block_each", "prompts_apart", "singles_uncounted", "full_swap_fails"])
 def test_a_setting_that_is_off_is_noticed(name: str) -> None:
     def without(case: Case) -> None:
-        run(case, Scheduler2023(other_manager(case), case.config(), oracle.ALL.without(name)))
+        run(case, Scheduler2023(other_manager(case), case.config(), ALL.without(name)))
 
     assert next(differences(without, CASES), "nothing") != "nothing"
 
 
 def test_every_setting_is_explained() -> None:
-    assert set(KINDS) == set(NAMES)
+    assert [setting.name for setting in fields(Rules2023)] == list(KINDS)
+    assert [setting.name for setting in fields(v1.RulesV1)] == list(v1.KINDS)
+
+
+# Chunked prefill
+
+
+class ChunkIsTooLong(v1.SchedulerV1):
+    def _continue(self, output: ChunkedOutput, budget: int) -> int:
+        return super()._continue(output, budget + 1)
+
+
+class OldestIsDrivenOut(v1.SchedulerV1):
+    withdraw_latest = OldestGoes.withdraw_latest
+
+
+def beside_chunked(kind: type[v1.SchedulerV1], rules: v1.RulesV1) -> Callable[[Case], None]:
+    def compare(case: Case) -> None:
+        manager = v1.ManagerV1(case.num_blocks, case.block_size, case.watermark)
+        manager.gpu._free.reverse()
+        other = v1.OurChunked(kind(manager, v1.config(case), rules))
+        requests = trials.taken(case, ChunkedPrefillScheduler(oracle.our_manager(case), v1.config(case)))
+        trials.run(case, requests, oracle.our_chunked(case, v1.RulesV1()), other)
+
+    return compare
+
+
+def test_chunked_prefill_is_compared_too() -> None:
+    cases = [v1.draw(seed) for seed in range(100)]
+    assert list(differences(beside_chunked(v1.SchedulerV1, v1.RulesV1()), cases)) == []
+    for kind, rules in (
+        (ChunkIsTooLong, v1.RulesV1()),
+        (OldestIsDrivenOut, v1.RulesV1()),
+        (v1.SchedulerV1, v1.RulesV1().without("whole_prompt_must_fit")),
+        (v1.SchedulerV1, v1.RulesV1().without("stalled_prompt_restarts")),
+    ):
+        assert next(differences(beside_chunked(kind, rules), cases), "nothing") != "nothing", (kind, rules)
 
 
 # Renaming
@@ -222,7 +261,7 @@ def test_blocks_may_have_other_names_and_nothing_else() -> None:
     same = Renaming()
     same.check(memory([1, 2], [1, 3]), memory([7, 0], [7, 1]), [], [])
     same.check(memory([1, 2], [1, 4]), memory([7, 0], [7, 2]), [Move("copy", 2, 4)], [Move("copy", 0, 2)])
-    with pytest.raises(Difference, match="stands for"):
+    with pytest.raises(Difference, match="elsewhere"):
         Renaming().check(memory([1, 2], [1, 3]), memory([7, 0], [6, 1]), [], [])
     with pytest.raises(Difference, match="keeps"):  # ours stays where it was, theirs has moved
         same.check(memory([1, 2], [1, 4]), memory([7, 3], [7, 2]), [], [])
@@ -261,6 +300,14 @@ def test_a_package_is_imported_without_what_is_left_out(tmp_path: Path) -> None:
     (core,) = fetch.modules("published_thing", tmp_path, ["published_thing.core"], ["absent", "published_thing.heavy"])
     assert core.Layer().x is None and callable(core.load)
     assert sys.modules == before
+
+
+def test_an_import_that_fails_is_named(tmp_path: Path) -> None:
+    (tmp_path / "published_thing").mkdir()
+    (tmp_path / "published_thing" / "core.py").write_text("import absent")
+    with pytest.raises(fetch.NotFetched, match=r"core of .* does not import \(ModuleNotFoundError: .*'absent'\)"):
+        fetch.modules("published_thing", tmp_path, ["published_thing.core"], [])
+    assert "published_thing" not in sys.modules
 
 
 def test_packages_are_kept_outside_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from types import ModuleType
 
 
 class NotFetched(Exception):
-    """The package cannot be had, in one line."""
+    """The package cannot be had or read here, in one line."""
 
 
 def cache() -> Path:
@@ -43,8 +43,9 @@ def fetched(name: str, version: str, python: str, platform: str) -> Path:
         done = subprocess.run([*command, "--quiet"], capture_output=True, text=True)
         wheels = list(Path(work).glob("*.whl"))
         if done.returncode or not wheels:
-            reasons = [line for line in done.stderr.splitlines() if "ERROR" in line] or ["pip gave no reason"]
-            raise NotFetched(f"{name} {version} cannot be fetched ({reasons[-1].removeprefix('ERROR: ')})")
+            lines = done.stderr.splitlines() or ["pip gave no reason"]
+            reason = [line for line in lines if "ERROR" in line] or lines
+            raise NotFetched(f"{name} {version} cannot be fetched ({reason[-1].removeprefix('ERROR: ')})")
         unpacked = Path(work) / "unpacked"
         with zipfile.ZipFile(wheels[0]) as wheel:
             wheel.extractall(unpacked, [member for member in wheel.namelist() if member.endswith(".py")])
@@ -133,6 +134,13 @@ def importing(package: str, folder: Path, left_out: Sequence[str]) -> Iterator[N
 
 
 def modules(package: str, folder: Path, names: Sequence[str], left_out: Sequence[str]) -> list[ModuleType]:
-    """Some modules of a package, imported."""
+    """Some modules of a package, imported. NotFetched if one does not import here."""
     with importing(package, folder, left_out):
-        return [importlib.import_module(name) for name in names]
+        found = []
+        for name in names:
+            try:
+                found.append(importlib.import_module(name))
+            except Exception as error:
+                line = str(error).partition("\n")[0]
+                raise NotFetched(f"{name} of {folder.name} does not import ({type(error).__name__}: {line})") from error
+        return found

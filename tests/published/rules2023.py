@@ -7,7 +7,7 @@ differs is that setting's doing. Each setting says in one line what 0.1.7 does.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 from published.same import Ends
@@ -37,9 +37,6 @@ class Rules2023:
         return replace(self, **{name: False})
 
 
-NAMES = tuple(setting.name for setting in fields(Rules2023))
-#: nothing of 0.1.7: our scheduler as it is
-OURS = Rules2023(**dict.fromkeys(NAMES, False))
 KINDS = {
     "free_block_each": "wants a free block for each sequence of a group that goes on, also where none is needed",
     "prompts_apart": "runs prompts in steps of their own, and decodes wait meanwhile",
@@ -48,6 +45,8 @@ KINDS = {
     "full_swap_fails": "fails when swap space is full",
     "one_left_fails": "fails when a preempted group of several sequences with one left would start again",
 }
+#: nothing of 0.1.7: our scheduler as it is
+OURS = Rules2023(**dict.fromkeys(KINDS, False))
 
 
 class Manager2023(PagedKVCacheManager):
@@ -139,7 +138,7 @@ class Scheduler2023(Scheduler):
     # Who starts
 
     def _admit(self, output: SchedulerOutput) -> None:
-        """Start waiting groups up to the first that is dropped, and so on."""
+        """Start waiting groups, and drop those that are to be dropped when their turn comes."""
         plain = self.config
         for group in self._to_drop():
             place = self.waiting.index(group)

@@ -67,8 +67,8 @@ class Renaming:
             equal(f"{place} blocks with references", len(ours.references[place]), len(counts))
         equal("free blocks", ours.free, theirs.free)
         self._check_kept(ours, theirs)
-        renamed = Counter(self._renamed(move, before) for move in ours_moved)
-        equal("blocks moved, by their numbers", sorted(renamed.elements()), sorted(theirs_moved))
+        mine, others = Counter(self._renamed(move, before) for move in ours_moved), Counter(theirs_moved)
+        equal("blocks moved, by their numbers", _listed(mine - others), _listed(others - mine))
 
     def _renamed(self, move: Move, before: Mapping[str, Mapping[int, int]]) -> Move:
         """A move in their numbers: what was swapped lay where it lay before; all else is where it is now."""
@@ -103,13 +103,19 @@ def _names(ours: Memory, theirs: Memory) -> dict[str, dict[int, int]]:
         equal(f"place of {where}", place, other_place)
         equal(f"number of blocks of {where}", len(blocks), len(others))
         for index, (mine, other) in enumerate(zip(blocks, others)):
-            if names[place].setdefault(mine, other) != other or used[place].setdefault(other, mine) != mine:
+            known, known_by_them = names[place].setdefault(mine, other), used[place].setdefault(other, mine)
+            if known != other:
+                raise Difference(f"{where}, block {index}: ours {mine}, theirs {other}, but ours is {known} elsewhere")
+            if known_by_them != mine:
                 raise Difference(
-                    f"block table of {where}, block {index}: ours {mine}, theirs {other}, but elsewhere ours "
-                    f"{used[place].get(other)} stands for theirs {names[place].get(mine)}"
+                    f"{where}, block {index}: ours {mine}, theirs {other}, but theirs is our {known_by_them} elsewhere"
                 )
     return names
 
 
 def _name(key: Key) -> str:
     return f"{key[0]}.{key[1]}"
+
+
+def _listed(moves: Counter[Move]) -> str:
+    return ", ".join(f"{move.kind} {move.source} to {move.target}" for move in sorted(moves.elements())) or "none"

@@ -8,10 +8,12 @@ side of ours twice, once with a fault (tests/test_oracle.py).
 from __future__ import annotations
 
 import random
+import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Protocol
 
 from fuzz import Ask, Case, _asks
@@ -24,8 +26,12 @@ from repro.errors import UserError
 
 @dataclass
 class Decision:
-    """What a scheduler wants of one step. Requests by their numbers, `prompts` with their tokens."""
+    """What a scheduler wants of one step. Requests by their numbers.
 
+    `prompts` are those whose prompt runs, with its tokens. A scheduler that cuts prompts says instead how many `tokens`
+    of each request run; `decodes` are then all that get a token out of it."""
+
+    tokens: dict[int, int] = field(default_factory=dict)
     prompts: list[tuple[int, int]] = field(default_factory=list)
     decodes: list[int] = field(default_factory=list)
     resumed: list[int] = field(default_factory=list)
@@ -38,7 +44,7 @@ class Decision:
 
     @property
     def does_nothing(self) -> bool:
-        return not (self.prompts or self.decodes or self.preempted or self.dropped)
+        return not (self.tokens or self.prompts or self.decodes or self.preempted or self.dropped)
 
 
 @dataclass
@@ -106,9 +112,9 @@ def draw(seed: int) -> Case:
     return replace(case, asks=tuple(asks))
 
 
-def taken(case: Case) -> list[Request]:
-    """The run's requests but for those that could never run; 0.1.7 has no such check, and they would block it."""
-    scheduler, requests = Scheduler(case.manager(), case.config()), []
+def taken(case: Case, scheduler: Scheduler | None = None) -> list[Request]:
+    """The run's requests but for those that could never run; vLLM has no such check, and they would block it."""
+    scheduler, requests = scheduler or Scheduler(case.manager(), case.config()), []
     for request in case.requests():
         with suppress(UserError):
             scheduler.add(request)
@@ -123,7 +129,14 @@ def run(case: Case, requests: Sequence[Request], ours: SchedulerSide, theirs: Sc
         _run(case, requests, ours, theirs, seen)
     except Difference as difference:
         raise Difference(f"run {case.seed}, step {seen['steps']}: {difference}") from None
+    except Exception as error:  # a side that cannot go on is another than the other
+        raise Difference(f"run {case.seed}, step {seen['steps']}: {_raised(error)}") from error
     return seen
+
+
+def _raised(error: Exception) -> str:
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(where.filename).name}, line {where.lineno}, raised {type(error).__name__}: {error}"
 
 
 def _run(
@@ -199,6 +212,7 @@ def _outcome(live: list[int], beam: bool, stop_rate: float, rng: random.Random) 
 
 def _note(decision: Decision, seen: Counter[str]) -> None:
     seen["prompts"] += len(decision.prompts)
+    seen["parts of prompts"] += len(set(decision.tokens) - set(decision.decodes))
     seen["resumed"] += len(decision.resumed)
     seen["dropped"] += len(decision.dropped)
     for _, way in decision.preempted:
@@ -233,6 +247,8 @@ def operations(case: Case, ours: OurManagerSide, theirs: ManagerSide) -> Counter
                 renaming.check(ours.memory(), theirs.memory(), mine, other)
     except Difference as difference:
         raise Difference(f"run {seed}, after {seen.total()} operations and answers: {difference}") from None
+    except Exception as error:
+        raise Difference(f"run {seed}, after {seen.total()} operations and answers: {_raised(error)}") from error
     return seen
 
 
