@@ -69,6 +69,10 @@ def each(name: str, numbers: range) -> Iterator[int]:
     progress.close()
 
 
+def again(seed: int) -> str:
+    return f"again: python tests/oracle.py --runs 1 --seed {seed}"
+
+
 def counts(seen: Counter[str]) -> str:
     return ", ".join(f"{count:,} {what}" for what, count in sorted(seen.items()) if count)
 
@@ -102,7 +106,7 @@ class Schedulers:
             try:
                 seen += self.run(case, self.every)
             except Difference as found:
-                print(f"DIFFERENT: {self.name}, all settings on: {found}")
+                print(f"DIFFERENT: {self.name}, all settings on: {found}\n{again(seed)}")
                 least = smallest(case, lambda one: self.difference(one, self.every) is not None)
                 print(f"as small as it gets:\n{least}\n{self.difference(least, self.every)}")
                 return False
@@ -122,16 +126,19 @@ class Schedulers:
 
 def compare_managers(published: paged2023.Published, numbers: range) -> bool:
     """Whether the memory managers of 0.1.7 and ours do the same."""
-    name, seen = f"memory manager of {paged2023.VERSION}", Counter[str]()
+    name, seen = f"memory manager of vLLM {paged2023.VERSION}", Counter[str]()
     for seed in each(name, numbers):
         case = pools(seed)
         try:
             seen += trials.operations(case, OurManager(our_manager(case)), paged2023.TheirManager(published, case))
         except Difference as found:
-            print(f"DIFFERENT: {name}: {found}")
+            print(f"DIFFERENT: {name}: {found}\n{again(seed)}")
             return False
-    asked = Counter({what: seen.pop(what) for what in list(seen) if ": " in what})
-    print(f"{name}: {len(numbers):,} runs, {seen.total():,} operations: equal\n  {counts(seen)}\n  {counts(asked)}")
+    asked = {what.removeprefix("may "): seen.pop(what) for what in list(seen) if what.startswith("may ")}
+    no = {what.removeprefix("not "): seen.pop(what) for what in list(seen) if what.startswith("not ")}
+    print(f"{name}: {len(numbers):,} runs, {seen.total():,} operations: equal\n  {counts(seen)}")
+    for what in sorted(asked):
+        print(f"  may a group {what}? {asked[what]:,} times asked; {no.get(what, 0):,} times only vLLM says no")
     return True
 
 
@@ -143,7 +150,7 @@ def compare_2023(numbers: range) -> bool:
         theirs = paged2023.TheirScheduler(published, case)
         return trials.run(case, trials.taken(case), our_scheduler(case, rules), theirs)
 
-    name = f"scheduler of {paged2023.VERSION}"
+    name = f"scheduler of vLLM {paged2023.VERSION}"
     schedulers = Schedulers(name, trials.draw, run, Rules2023(), rules2023.OURS, rules2023.KINDS)
     return compare_managers(published, numbers) and schedulers.compare(numbers)
 
@@ -157,7 +164,9 @@ def compare_v1(numbers: range) -> bool:
         theirs = v1.TheirV1(published, case)
         return trials.run(case, trials.taken(case, plain), our_chunked(case, rules), theirs)
 
-    return Schedulers(f"scheduler of {v1.VERSION} (V1)", v1.draw, run, v1.RulesV1(), v1.OURS, v1.KINDS).compare(numbers)
+    return Schedulers(f"scheduler of vLLM {v1.VERSION} (V1)", v1.draw, run, v1.RulesV1(), v1.OURS, v1.KINDS).compare(
+        numbers
+    )
 
 
 COMPARISONS = {"2023": compare_2023, "v1": compare_v1}

