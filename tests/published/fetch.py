@@ -50,19 +50,8 @@ def fetched(name: str, version: str, python: str, platform: str) -> Path:
 def _wheel(name: str, version: str, python: str, platform: str, work: Path) -> Path:
     # Not the source archive: to fetch that, pip would build it, with a compiler and a GPU's tools.
     target = ["--only-binary", ":all:", "--python-version", python, "--platform", platform]
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        f"{name}=={version}",
-        "--no-deps",
-        *target,
-        "--retries",
-        "1",
-        "--dest",
-        str(work),
-    ]
+    options = ["--no-deps", *target, "--retries", "1", "--dest", str(work)]
+    command = [sys.executable, "-m", "pip", "download", f"{name}=={version}", *options]
     done = subprocess.run([*command, "--quiet"], capture_output=True, text=True)
     wheels = list(work.glob("*.whl"))
     if done.returncode or not wheels:
