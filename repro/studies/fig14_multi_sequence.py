@@ -109,8 +109,8 @@ def points(params: Params) -> list[Point]:
 @house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     note = (
-        "Calibrated: the host's cost of a request, on vLLM's crossing with 6 parallel samples; that of a beam step, on "
-        "vLLM's with 6 beams"
+        "Calibrated while 256 sequences ran at most: the host's cost of a request, on vLLM's crossing with 6 parallel "
+        "samples; that of a beam step, on vLLM's with 6 beams"
     )
     with_paper, found = not params.another_run, rows["crossing"]
     curves = sweep.draw_panels(rows["latency"], "fig14", params.panels, len(params.widths), note, with_paper)
