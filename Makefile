@@ -27,7 +27,7 @@ endef
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help reproduce test fuzz oracle determinism architectures bench lab doctor setup model clean
+.PHONY: help reproduce test fuzz oracle determinism architectures bench lab doctor setup model explorer clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -76,6 +76,12 @@ setup: ## only the set-up that all of these begin with (LIGHT=1: without torch)
 
 model: ## fetch the embedded small model again, if set-up could not
 	@$(with_python) -m repro.setup.bootstrap model
+
+explorer: setup ## build figures/explorer.html again, with the interpreter that npm has
+	@command -v npm >/dev/null || { echo "error: npm is needed; install it, or use python -m repro explore" >&2; exit 2; }
+	@rm -rf results/pyodide && mkdir -p results/pyodide
+	@cd results/pyodide && npm pack --silent pyodide@0.29.5 >/dev/null && tar -xzf pyodide-*.tgz
+	@"$(PY)" -m repro explore --interpreter results/pyodide/package
 
 clean: ## remove results and caches; figures and the environment stay
 	@rm -rf results .pytest_cache .ruff_cache .hypothesis build *.egg-info

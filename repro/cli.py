@@ -96,6 +96,10 @@ def _parser() -> argparse.ArgumentParser:
     page = commands.add_parser("page", help="build the page of figures and verdicts again")
     page.add_argument("--variant", choices=paths.VARIANTS, default="paper", help="whose figures (default: paper)")
     page.set_defaults(command=lambda options: _page(options.variant))
+    explore = commands.add_parser("explore", help="build the explorer again: figures/explorer.html")
+    said = "the folder of npm's package pyodide (default: the interpreter in the explorer that is there)"
+    explore.add_argument("--interpreter", type=Path, metavar="FOLDER", help=said)
+    explore.set_defaults(command=_explore)
     verify = commands.add_parser("verify", help="check figures against results, parameters and code")
     verify.add_argument("figures", nargs="*", metavar="FIGURE", help="file or name; all if none is given")
     verify.add_argument("--recompute", action="store_true", help="compute all rows again, not only the cheap ones")
@@ -249,6 +253,19 @@ def _page(variant: str) -> int:
     from repro.harness import page
 
     page.build(variant)
+    return 0
+
+
+def _explore(options: argparse.Namespace) -> int:
+    """Build the explorer. What its room must not know comes from here: the study's allocator, and the lengths that the
+    study's seeds draw."""
+    from repro.explore import page
+    from repro.harness import experiment
+    from repro.studies import first_fit, saturated
+
+    params, target = experiment.open("saturated_queue").params, paths.folders().figures / page.FILE_NAME
+    drawn = page.drawn(partial(saturated.lengths, load=params.load), params.seeds)
+    print(f"wrote {page.build(target, first_fit, drawn, options.interpreter)}")
     return 0
 
 

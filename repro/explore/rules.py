@@ -1,0 +1,95 @@
+"""A rule that a reader writes: for how much to reserve room, or which running group is driven out.
+
+Whatever the reader's code does wrong becomes one line, with the line of the code that did it."""
+
+from __future__ import annotations
+
+import linecache
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from repro.checks import shown, unfit
+from repro.engine.events import Event
+from repro.engine.memory import KVCacheManager, Reservation
+from repro.engine.memory.contiguous import check_reservation, reserve_oracle, reserve_pow2
+from repro.engine.scheduler import Scheduler, SchedulerConfig
+from repro.engine.sequence import Request, SequenceGroup, Status, by_arrival
+from repro.errors import UserError
+from repro.explore.settings import Settings
+
+FILE = "<your rule>"
+_NAMES = {"reservation": "reserve(request, max_model_len)", "preemption": "victim(running)"}
+_VICTIM = "it is called with the list of running groups, the earliest arrival first, and must return one of them"
+
+#: what the page's box holds until a reader changes it
+EXAMPLES = {
+    "reservation": """def reserve(request, max_model_len):
+    # Half as much again as the output will need: output tokens to reserve.
+    # request.prompt_tokens, request.output_tokens (true), request.sampling.max_tokens (declared)
+    return request.output_tokens * 3 // 2
+""",
+    "preemption": """def victim(running):
+    # The paper drives out the latest arrival: running[-1]. Here: whoever has generated least.
+    # group.request, group.generated_before, group.running_since (a step), group.num_preemptions
+    return min(running, key=lambda group: group.generated_before - group.running_since)
+""",
+}
+
+
+def reserve_declared(request: Request, max_model_len: int) -> int:
+    """What a request declares as the most that it may generate: all that a server knows before."""
+    return request.sampling.max_tokens
+
+
+def reservation(settings: Settings) -> Reservation:
+    """How many output tokens a contiguous policy reserves. UserError for a reader's rule that does not work."""
+    if settings.policy != "yours":
+        return {"max": reserve_declared, "pow2": reserve_pow2, "oracle": reserve_oracle}[settings.policy]
+    rule = function(settings.code, "reservation")
+    check_reservation(rule)
+    return rule
+
+
+def function(code: str, rule: str) -> Callable[..., Any]:
+    """The function that a reader's code defines. UserError if it does not run or defines no such function."""
+    name = _NAMES[rule].partition("(")[0]
+    linecache.cache[FILE] = (len(code), None, code.splitlines(keepends=True), FILE)  # so that messages show its lines
+    namespace: dict[str, Any] = {"__name__": "rule"}
+    try:
+        exec(compile(code, FILE, "exec"), namespace)
+    except SyntaxError as error:
+        raise UserError(f"your rule, line {error.lineno}: {error.msg}: `{(error.text or '').strip()}`") from error
+    except Exception as error:
+        raise explained(error) from error
+    if not callable(found := namespace.get(name)):
+        raise UserError(f"your rule defines no function {name}; write `def {_NAMES[rule]}:`")
+    return found
+
+
+def explained(error: Exception) -> UserError:
+    """The one line for an error that a reader's code raised while it ran; any other error is raised again."""
+    lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == FILE]
+    if not lines:
+        raise error
+    text = linecache.getline(FILE, lines[-1]).strip()
+    return UserError(f"your rule raised {type(error).__name__}: {error}, line {lines[-1]}: `{text}`")
+
+
+class RuledScheduler(Scheduler):
+    """The scheduler with another answer to who is driven out; all else is decided as always."""
+
+    def __init__(
+        self, manager: KVCacheManager, config: SchedulerConfig, log: list[Event], victim: Callable[..., Any]
+    ) -> None:
+        super().__init__(manager, config, log)
+        self.victim = victim
+
+    def withdraw_latest(self) -> tuple[SequenceGroup, int]:
+        running = sorted(self.running, key=by_arrival)
+        group = self.victim(list(running))
+        if not isinstance(group, SequenceGroup) or group not in self.running:
+            raise unfit("preemption rule", self.victim, f"returned {shown(group)}", _VICTIM)
+        num_stored = group.num_stored(self.iteration) - 1
+        self.running.leave(group, self.iteration, Status.WAITING)
+        return group, num_stored

@@ -1,0 +1,676 @@
+// The explorer: controls, curves, maps of memory. Every number and sentence comes from repro.explore.run, which a worker
+// runs in Pyodide, or ran when the page was made. Here they are only drawn.
+(() => {
+  const about = JSON.parse(document.getElementById("about").textContent);
+  const SECONDS = 60;  // a run that takes longer is given up: a rule of the reader's may not end
+  const KEPT = 60;  // results in memory
+  const NAMES = {
+    max: ["Contiguous, maximum", "reserves the prompt and all that is declared, as Orca (Max)"],
+    pow2: ["Contiguous, power of two", "reserves the prompt and the output's next power of two, as Orca (Pow2)"],
+    oracle: ["Contiguous, exact", "reserves what the request will need, as Orca (Oracle)"],
+    paged: ["Paged", "takes a block when a token needs it, as vLLM"],
+    yours: ["Yours", "runs the rule in the box"],
+  };
+  const SHOWN_FIRST = ["max", "oracle", "paged"];
+  const SLIDERS = {
+    memory: {
+      kv_slots: ["Pool", "slots", [4096, 8192, 15728, 32768, 65536, 131072, 262144, 405239, 800000]],
+      block_size: ["Block", "slots", [1, 2, 4, 8, 16, 32, 64, 128, 256]],
+      max_num_seqs: ["At most", "sequences", [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256]],
+      max_model_len: ["Longest request", "tokens", [1024, 2048, 4096, 8192, 16384, 32768, 40960, 65536, 131072]],
+    },
+    requests: {
+      declared: ["Declared output", "tokens", [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768]],
+      mean_output: ["True output, mean", "tokens", [16, 32, 64, 128, 256, 338, 512, 1024, 2048]],
+      spread: ["Spread of the outputs", "%", [0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100]],
+      shortest_prompt: ["Shortest prompt", "tokens", [1, 16, 64, 128, 256, 512, 1000, 2000, 4000, 8000]],
+      longest_prompt: ["Longest prompt", "tokens", [16, 64, 128, 306, 512, 1000, 2000, 4000, 7000, 16000, 32000]],
+      system_prompt: ["Shared system prompt", "tokens", [0, 16, 64, 250, 500, 1000, 2000, 4000]],
+      arrivals: ["Arrivals in 100 steps", "", [0, 5, 10, 20, 30, 37, 40, 60, 80, 120, 200]],
+    },
+  };
+  const form = document.querySelector("form"), cards = document.querySelector(".cards");
+  const status = document.querySelector(".status"), curves = document.querySelector(".curves canvas");
+  const scrub = document.querySelector("[name=step][type=range]"), playing = document.querySelector("[name=play]");
+  const field = (name) => form.elements[name];
+  const many = (value) => Math.round(value).toLocaleString("en");
+  const count = (value, what) => `${many(value)} ${what}${value === 1 ? "" : "s"}`;
+
+  function html(name, properties = {}, ...children) {
+    const made = Object.assign(document.createElement(name), properties);
+    made.append(...children);
+    return made;
+  }
+
+  // What is set
+
+  const values = { ...about.defaults };
+  const codes = { ...about.examples };
+  let shown = SHOWN_FIRST.slice();
+  let moment = 1000;
+
+  function slider(name) {
+    const [label, unit, stops] = Object.assign({}, ...Object.values(SLIDERS))[name];
+    return { label, unit, stops: [...new Set([...stops, values[name]])].sort((a, b) => a - b) };
+  }
+
+  function said(name) {
+    if (name === "arrivals" && values.arrivals === 0) return "all are there";
+    if (name === "system_prompt" && values.system_prompt === 0) return "none";
+    return `${many(values[name])} ${slider(name).unit}`;
+  }
+
+  function buildControls() {
+    field("preset").append(...Object.keys(about.presets).map((name) => new Option(name)), new Option("your own settings", ""));
+    for (const [group, ones] of Object.entries(SLIDERS)) {
+      const place = form.querySelector(`[data-group=${group}]`);
+      for (const name of Object.keys(ones)) {
+        const range = html("input", { type: "range", name, min: 0 });
+        place.append(html("label", { className: "slider" }, slider(name).label, html("output"), range));
+      }
+    }
+    for (const [policy, [name]] of Object.entries(NAMES)) {
+      const box = html("input", { type: "checkbox", name: "policy", value: policy });
+      const label = html("label", {}, box, name.replace("Contiguous, ", ""));
+      label.style.setProperty("--c", `var(--${policy})`);
+      form.querySelector(".policies").append(label);
+    }
+    showControls();
+  }
+
+  function showControls() {
+    for (const name of [...Object.keys(SLIDERS.memory), ...Object.keys(SLIDERS.requests)]) {
+      const { stops } = slider(name), range = field(name);
+      range.max = stops.length - 1;
+      range.value = stops.indexOf(values[name]);
+      range.setAttribute("aria-valuetext", said(name));
+      range.previousElementSibling.textContent = said(name);
+    }
+    for (const name of ["chunks", "rule", "seed"]) field(name).value = values[name];
+    for (const box of form.querySelectorAll("[name=policy]")) box.checked = shown.includes(box.value);
+    const preset = Object.entries(about.presets).find(([, changes]) => {
+      const whole = { ...about.defaults, ...changes };
+      return Object.keys(whole).every((name) => ["policy", "rule", "code"].includes(name) || whole[name] === values[name]);
+    });
+    field("preset").value = preset ? preset[0] : "";
+  }
+
+  // The settings of one run, without what it does not look at: as Settings.relevant of repro.explore.settings.
+  function settingsOf(policy) {
+    const one = { ...values, policy };
+    if (policy === "yours") one.code = codes[one.rule];
+    else Object.assign(one, { rule: "reservation", code: "" });
+    const paged = policy === "paged" || (policy === "yours" && one.rule === "preemption");
+    Object.assign(one, paged ? { chunks: "explainer" } : { block_size: 16, system_prompt: 0 });
+    return one;
+  }
+
+  const keyOf = (one) => JSON.stringify(Object.fromEntries(Object.entries(one).sort()));
+
+  // Runs: those of the page, and those of the interpreter
+
+  const results = new Map();  // key -> run, or { error }
+  let worker = null, ready = false, asked = null, watch = 0;
+
+  async function unpacked(id) {
+    const raw = atob(document.getElementById(id).textContent), bytes = new Uint8Array(raw.length);
+    for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
+  }
+
+  const textOf = async (id) => new TextDecoder().decode(await unpacked(id));
+
+  function keep(key, run) {
+    results.set(key, run);
+    if (results.size > KEPT) results.delete(results.keys().next().value);
+  }
+
+  // All that the interpreter needs lies in the page. What it would fetch is given to it; this function runs in the worker.
+  function inWorker() {
+    let answer = null;
+    async function start({ files, lock, sources, drawn, allocator }) {
+      const types = { wasm: "application/wasm", js: "text/javascript" };
+      self.fetch = async (address) => {
+        const name = String(address).split("/").pop();
+        return new Response(files[name], { headers: { "Content-Type": types[name.split(".").pop()] || "application/zip" } });
+      };
+      for (const name of ["pyodide.js", "pyodide.asm.js"]) {
+        importScripts(URL.createObjectURL(new Blob([files[name]], { type: types.js })));
+      }
+      const python = await self.loadPyodide({ indexURL: "https://in-this-page.invalid/", lockFileContents: lock });
+      for (const [path, text] of Object.entries(sources)) {
+        python.FS.mkdirTree(`/project/${path}`.replace(/\/[^/]*$/, ""));
+        python.FS.writeFile(`/project/${path}`, text);
+      }
+      python.globals.set("given", python.toPy({ drawn, allocator }));
+      answer = python.runPython([
+        "import json, sys",
+        "from importlib import import_module",
+        "sys.path.insert(0, '/project')",
+        "from repro.explore.run import answer",
+        "first_fit, drawn = import_module(given['allocator']).FirstFitAllocator, json.loads(given['drawn'])",
+        "lambda question: answer(question, first_fit, drawn)",
+      ].join("\n"));
+    }
+    self.onmessage = async ({ data }) => {
+      try {
+        if (data.files) await start(data);
+        else self.postMessage({ key: data.key, text: answer(data.key) });
+        if (data.files) self.postMessage({ ready: true });
+      } catch (error) {
+        self.postMessage({ key: data.key, failure: String(error.message || error).trim().split("\n").pop() });
+      }
+    };
+  }
+
+  async function startInterpreter() {
+    if (worker) return;
+    const address = URL.createObjectURL(new Blob([`(${inWorker})()`], { type: "text/javascript" }));
+    const mine = worker = new Worker(address);
+    say("Python starts …");
+    const began = performance.now(), names = ["pyodide.js", "pyodide.asm.js", "pyodide.asm.wasm", "python_stdlib.zip"];
+    const contents = await Promise.all(names.map(unpacked)), sources = JSON.parse(await textOf("sources"));
+    const files = Object.fromEntries(names.map((name, i) => [name, contents[i]]));
+    mine.onerror = (event) => fail(event.message || "the interpreter could not be started");
+    mine.onmessage = ({ data }) => {
+      if (data.ready) {
+        ready = true;
+        say(`Python started in ${((performance.now() - began) / 1000).toFixed(1)} s.`);
+        ask();
+      } else if (data.failure) {
+        fail(data.failure);
+      } else {
+        clearTimeout(watch);
+        say(`Python ran “${NAMES[asked.policy][0]}” in ${((performance.now() - asked.began) / 1000).toFixed(1)} s.`);
+        document.body.dataset.live = Number(document.body.dataset.live || 0) + 1;
+        asked = null;
+        keep(data.key, JSON.parse(data.text));
+        show();
+        ask();
+      }
+    };
+    if (worker === mine) {
+      mine.postMessage({ files, lock: about.lock, sources, drawn: await textOf("drawn"), allocator: about.allocator });
+    }
+  }
+
+  function stopInterpreter() {
+    clearTimeout(watch);
+    if (worker) worker.terminate();
+    worker = asked = null;
+    ready = false;
+  }
+
+  function fail(message) {
+    const key = asked && asked.key;
+    stopInterpreter();
+    if (key) keep(key, { error: message });
+    say(`Python stopped: ${message}`);
+    show();
+  }
+
+  // Have the first run that is shown and not there yet made; the others follow when it is done.
+  function ask() {
+    const missing = shown.map(settingsOf).find((one) => !results.has(keyOf(one)) && !(keyOf(one) in about.runs));
+    if (!missing) return;
+    if (!worker) startInterpreter();
+    if (!ready || asked) return;
+    asked = { key: keyOf(missing), policy: missing.policy, began: performance.now() };
+    worker.postMessage({ key: asked.key });
+    watch = setTimeout(() => fail(`no end after ${SECONDS} s; change the rule or the settings`), SECONDS * 1000);
+  }
+
+  const say = (text) => { status.textContent = text; };
+
+  // A run at a moment: which request holds which blocks
+
+  class Memory {
+    constructor(run) {
+      this.run = run;
+      const { policy, rule, kv_slots, block_size } = run.settings;
+      this.paged = policy === "paged" || (policy === "yours" && rule === "preemption");
+      this.size = this.paged ? block_size : 1;
+      this.units = Math.floor(kv_slots / this.size);
+      this.reset();
+    }
+
+    reset() {
+      this.step = -1;
+      this.place = 0;
+      this.tables = new Map();  // request -> { since, stored, blocks } or { since, stored, start, length }
+    }
+
+    goTo(step) {
+      if (step < this.step) this.reset();
+      const { changes } = this.run;
+      for (; this.place < changes.length && changes[this.place][0] <= step; this.place++) {
+        const [since, kind, request, what, runs] = changes[this.place];
+        if (kind === "free") this.tables.delete(request);
+        else if (kind === "append") this.tables.get(request).blocks.push(what);
+        else if (this.paged) this.tables.set(request, { since, stored: what, blocks: listed(runs) });
+        else this.tables.set(request, { since, stored: what, start: runs[0], length: runs[1] });
+      }
+      this.step = step;
+    }
+
+    // Tokens whose K and V a request has in memory.
+    stored(request) {
+      const table = this.tables.get(request);
+      return table.stored + this.step - table.since;
+    }
+
+    // Slots that will ever hold a token: the last token of an output is never stored.
+    final(request) {
+      const [prompt, output] = this.run.lengths[request];
+      return prompt + output - 1;
+    }
+
+    // Who holds a block (or slot), and as what: { request, index }; the stored system prompt's request is -1.
+    holder(unit) {
+      const index = this.run.prefix.indexOf(unit);
+      if (index >= 0) return { request: -1, index };
+      for (const [request, table] of this.tables) {
+        if (!this.paged && unit >= table.start && unit < table.start + table.length) return { request, index: unit - table.start };
+        if (this.paged && table.blocks.includes(unit)) return { request, index: table.blocks.indexOf(unit) };
+      }
+      return null;
+    }
+
+    references(unit) {
+      const own = this.run.prefix.includes(unit) ? 1 : 0;
+      return own + [...this.tables.values()].filter((table) => table.blocks.includes(unit)).length;
+    }
+  }
+
+  // Blocks from pairs of a first one and a length, negative where numbers go down.
+  function listed(runs) {
+    const blocks = [];
+    for (let i = 0; i < runs.length; i += 2) {
+      const way = Math.sign(runs[i + 1]);
+      for (let k = 0; k < Math.abs(runs[i + 1]); k++) blocks.push(runs[i] + way * k);
+    }
+    return blocks;
+  }
+
+  // Where a request's last entry at or before a step is, in a list that is sorted by step.
+  function upTo(entries, step) {
+    let [low, high] = [0, entries.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if ((entries[middle][0] ?? entries[middle]) <= step) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  }
+
+  // Colours
+
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const isDark = matchMedia("(prefers-color-scheme: dark)");
+
+  function rgb(hue, saturation, light) {
+    const at = (n) => {
+      const k = (n + hue / 30) % 12;
+      return Math.round(255 * (light - saturation * Math.min(light, 1 - light) * Math.max(-1, Math.min(k - 3, 9 - k, 1))));
+    };
+    return [at(0), at(8), at(4)];
+  }
+
+  // Colours of neighbouring requests lie far apart: steps of the golden angle.
+  function colorOf(request) {
+    if (request < 0) return isDark.matches ? [225, 225, 225] : [50, 50, 60];
+    return rgb((request * 137.508) % 360, 0.62, (isDark.matches ? 0.6 : 0.52) + 0.07 * ((request % 3) - 1));
+  }
+
+  const mixed = (color, ground, share) => color.map((value, i) => Math.round(value * share + ground[i] * (1 - share)));
+  const SHARES = { full: 1, later: 0.5, never: 0.2 };
+
+  // A card: one policy's counters, map and log
+
+  class Card {
+    constructor(policy) {
+      this.policy = policy;
+      this.memory = this.run = this.pointed = null;
+      this.canvas = html("canvas", { tabIndex: 0 });
+      this.canvas.setAttribute("role", "img");
+      this.canvas.setAttribute("aria-label", `memory of ${NAMES[policy][0]}; arrow keys move over its blocks`);
+      [this.table, this.bar, this.error] = [html("table"), html("div", { className: "bar" }), html("p", { className: "error", hidden: true })];
+      [this.readout, this.log] = [html("p", { className: "readout" }), html("ol", { className: "log", tabIndex: 0, ariaLabel: "decisions, the latest first" })];
+      this.body = html("div", {}, this.table, this.bar, this.canvas, this.readout, this.log);
+      const [name, says] = NAMES[policy];
+      this.element = html("article", { className: "card" }, html("h2", { textContent: name }), html("p", { className: "soft", textContent: says }), this.error, this.body);
+      this.element.dataset.policy = policy;
+      this.element.style.setProperty("--c", `var(--${policy})`);
+      this.canvas.addEventListener("pointermove", (event) => this.point(this.cellAt(event)));
+      this.canvas.addEventListener("pointerdown", (event) => this.point(this.cellAt(event)));
+      this.canvas.addEventListener("pointerleave", () => this.point(null));
+      this.canvas.addEventListener("keydown", (event) => this.move(event));
+      this.log.addEventListener("click", (event) => event.target.dataset.step && goTo(Number(event.target.dataset.step)));
+    }
+
+    // The run to show; null while it is being made.
+    set(run) {
+      this.element.classList.toggle("busy", !run);
+      this.element.setAttribute("aria-busy", String(!run));
+      if (!run || run === this.run) return;
+      this.run = run;
+      this.error.hidden = !run.error;
+      this.error.textContent = run.error || "";
+      this.body.hidden = Boolean(run.error);
+      this.memory = run.error ? null : new Memory(run);
+    }
+
+    draw() {
+      if (!this.memory) return;
+      this.memory.goTo(Math.min(moment, this.run.sequences.length - 1));
+      this.drawCounters();
+      this.drawMap();
+      this.drawReadout();
+      this.drawLog();
+    }
+
+    drawCounters() {
+      const { run, memory } = this, { counters, settings } = run, step = memory.step;
+      const printed = about.printed[about.policies[this.policy]] || {};
+      const pieces = Object.fromEntries(run.pieces.map((piece, i) => [piece, run.usage[Math.floor(step / run.sample_every)][i] * 100 / settings.kv_slots]));
+      const head = run.head[upTo(run.head, step) - 1] || null;
+      const percent = (value) => value === undefined ? "" : `${value.toFixed(1)} %`;
+      const rows = [
+        ["sequences = tokens a step", many(run.sequences[step]), counters.tokens_per_step.toFixed(2), printed.sequences?.toFixed(2)],
+        ["slots that hold a token", percent(pieces.token_states), percent(counters.token_states), percent(printed.token_states)],
+        ["reserved, to be used", percent(pieces.reserved), percent(counters.reserved), percent(printed.reserved)],
+        ["never used (internal)", percent(pieces.internal), percent(counters.internal), percent(printed.internal)],
+        ["rounded up, or free", percent(pieces.rounding + pieces.free), percent(counters.rounding + counters.free), percent(printed.other)],
+      ];
+      const penalty = Number(field("penalty").value);
+      if (penalty && memory.paged) {
+        const factor = 1 + penalty / 100;
+        rows.splice(1, 0, ["the same, were a step all attention", (run.sequences[step] / factor).toFixed(1), (counters.tokens_per_step / factor).toFixed(2)]);
+      }
+      if (memory.paged) rows.push(["preemptions, so far; counted", many(upTo(run.preempted, step)), many(counters.preemptions)]);
+      else rows.push(["head of queue fits in no piece", head && head[4] < head[2] && head[2] <= head[3] ? "yes" : "no", percent(counters.blocked_pct)]);
+      if (run.waiting.length) rows.push(["requests that wait", many(run.waiting[step])]);
+      this.table.replaceChildren(
+        html("thead", {}, html("tr", {}, ...["", "this step", "mean", "printed"].map((text) => html("th", { textContent: text })))),
+        html("tbody", {}, ...rows.map(([name, now, mean = "", paper = ""]) => html("tr", {},
+          html("th", { textContent: name }), html("td", { textContent: now }), html("td", { textContent: mean }), html("td", { textContent: paper, className: "soft" })))),
+      );
+      this.bar.replaceChildren(...run.pieces.map((piece) => {
+        const part = html("span", { className: piece, title: `${piece.replace("_", " ")}: ${percent(pieces[piece])}` });
+        part.style.width = `${pieces[piece]}%`;
+        return part;
+      }));
+    }
+
+    // Cells: so many slots each that all of them fit; who holds each, as what, and how full a partly filled block is.
+    cells() {
+      const { memory } = this, width = Math.max(200, this.body.clientWidth), height = Math.min(300, width);
+      const slots = this.run.settings.kv_slots, block = memory.paged ? memory.size : values.block_size;
+      const unit = block * Math.ceil(slots / block / (width * height / 4));
+      const number = Math.ceil(memory.units * memory.size / unit);
+      let side = Math.max(2, Math.min(22, Math.floor(Math.sqrt(width * height / number))));
+      const columns = Math.floor(width / side);
+      const owner = new Int32Array(number).fill(-2), kind = new Array(number).fill("none"), fill = new Float32Array(number).fill(1);
+      const put = (cell, request, what) => { if (cell < number) [owner[cell], kind[cell]] = [request, what]; };
+      for (const [request, table] of memory.tables) {
+        const stored = memory.stored(request), final = memory.final(request);
+        if (memory.paged) {
+          table.blocks.forEach((at, index) => {
+            const cell = Math.floor(at * memory.size / unit);
+            put(cell, request, "full");
+            fill[cell] = Math.min(1, (stored - index * memory.size) / memory.size);
+          });
+        } else {
+          const from = Math.max(0, Math.ceil(table.start / unit - 0.5)), to = (table.start + table.length) / unit - 0.5;
+          for (let cell = from; cell < to; cell++) {
+            const token = (cell + 0.5) * unit - table.start;
+            put(cell, request, token < stored ? "full" : token < final ? "later" : "never");
+          }
+        }
+      }
+      for (const block of this.run.prefix) put(Math.floor(block * memory.size / unit), -1, "full");
+      return { unit, number, side, columns, rows: Math.ceil(number / columns), owner, kind, fill };
+    }
+
+    drawMap() {
+      const grid = this.grid = this.cells(), { side, columns, rows, number } = grid, pen = this.canvas.getContext("2d");
+      const gap = side > 5 ? 1 : 0, ratio = gap ? Math.max(1, Math.round(devicePixelRatio)) : 1;
+      const free = numbers(css("--free")), lit = this.pointed === null ? -2 : grid.owner[this.pointed];
+      const color = (cell, share = SHARES[grid.kind[cell]]) => {
+        if (grid.owner[cell] === -2) return free;
+        const dim = lit > -2 && grid.owner[cell] !== lit ? 0.3 : 1;
+        return mixed(colorOf(grid.owner[cell]), free, share * dim);
+      };
+      [this.canvas.style.width, this.canvas.style.height] = [`${columns * side}px`, `${rows * side}px`];
+      this.canvas.style.imageRendering = gap ? "auto" : "pixelated";
+      if (!gap) {
+        [this.canvas.width, this.canvas.height] = [columns, rows];
+        const image = pen.createImageData(columns, rows);
+        for (let cell = 0; cell < number; cell++) image.data.set([...color(cell), 255], cell * 4);
+        pen.putImageData(image, 0, 0);
+        return;
+      }
+      [this.canvas.width, this.canvas.height] = [columns * side * ratio, rows * side * ratio];
+      pen.scale(ratio, ratio);
+      for (let cell = 0; cell < number; cell++) {
+        const [x, y] = [(cell % columns) * side, Math.floor(cell / columns) * side], inner = side - gap;
+        const part = Math.round(inner * grid.fill[cell]);
+        pen.fillStyle = `rgb(${color(cell, grid.fill[cell] < 1 ? SHARES.later : undefined)})`;
+        pen.fillRect(x, y, inner, inner);
+        if (grid.fill[cell] < 1 && grid.owner[cell] > -2) {
+          pen.fillStyle = `rgb(${color(cell)})`;
+          pen.fillRect(x, y + inner - part, inner, part);
+        }
+      }
+      if (this.pointed !== null) {
+        [pen.strokeStyle, pen.lineWidth] = [css("--ink"), 1.5];
+        pen.strokeRect((this.pointed % columns) * side - 0.5, Math.floor(this.pointed / columns) * side - 0.5, side, side);
+      }
+    }
+
+    cellAt(event) {
+      const box = this.canvas.getBoundingClientRect(), { side, columns, number } = this.grid;
+      const cell = Math.floor((event.clientY - box.top) / side) * columns + Math.floor((event.clientX - box.left) / side);
+      return cell >= 0 && cell < number ? cell : null;
+    }
+
+    point(cell) {
+      if (cell === this.pointed) return;
+      this.pointed = cell;
+      this.drawMap();
+      this.drawReadout();
+    }
+
+    move(event) {
+      const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.grid.columns, ArrowDown: this.grid.columns }[event.key];
+      if (!by) return;
+      event.preventDefault();
+      this.point(Math.max(0, Math.min(this.grid.number - 1, (this.pointed ?? -by) + by)));
+    }
+
+    drawReadout() {
+      this.readout.textContent = this.pointed === null ? "Point at a block to see who holds it." : this.told();
+    }
+
+    // The block under the pointer: owner, place in the owner's block table, fill, reference count.
+    told() {
+      const { memory, grid, run } = this, size = memory.size;
+      let unit = Math.min(memory.units - 1, Math.floor(this.pointed * grid.unit / size));
+      if (!memory.paged && grid.kind[this.pointed] !== "none") unit = Math.min(memory.units - 1, Math.floor((this.pointed + 0.5) * grid.unit));
+      const name = memory.paged ? `Block ${many(unit)}` : `Slot ${many(unit)}`, held = memory.holder(unit);
+      if (!held) return `${name} is free.`;
+      if (held.request < 0) {
+        return `${name} holds block ${many(held.index)} of the system prompt, stored once. It is full. Reference count ${many(memory.references(unit))}.`;
+      }
+      const [prompt, output] = run.lengths[held.request], table = memory.tables.get(held.request), stored = memory.stored(held.request);
+      const who = `Request ${many(held.request)} (prompt ${many(prompt)}, output ${many(output)} tokens; ${many(Math.max(0, stored - prompt))} generated and stored)`;
+      if (memory.paged) {
+        const filled = Math.max(0, Math.min(size, stored - held.index * size));
+        return `${name} is logical block ${many(held.index)} of ${many(table.blocks.length)}: ${filled} of ${count(size, "slot")} filled, reference count ${many(memory.references(unit))}. ${who}.`;
+      }
+      const state = held.index < stored ? "holds a token" : held.index < memory.final(held.request) ? "is reserved for a token to come" : "is reserved and will never be used";
+      return `${name} is place ${many(held.index)} in a chunk of ${many(table.length)} from slot ${many(table.start)}; it ${state}. ${who}.`;
+    }
+
+    drawLog() {
+      const { sentences } = this.run, end = upTo(sentences, this.memory.step);
+      this.log.replaceChildren(...sentences.slice(Math.max(0, end - 30), end).reverse().map(([step, text]) => {
+        const button = html("button", { type: "button", textContent: many(step), title: "go to this step" });
+        button.dataset.step = step;
+        return html("li", { className: step === this.memory.step ? "now" : "" }, button, html("span", { textContent: text }));
+      }));
+      this.log.scrollTop = 0;
+    }
+  }
+
+  function numbers(color) {
+    const hex = color.slice(1);
+    return [0, 2, 4].map((i) => parseInt(hex.slice(i, i + 2), 16));
+  }
+
+  // All cards together
+
+  const made = new Map();  // policy -> card
+  const cardOf = (policy) => made.get(policy) || made.set(policy, new Card(policy)).get(policy);
+  const onShow = () => shown.map(cardOf).filter((card) => card.memory && !card.element.classList.contains("busy"));
+
+  function show() {
+    let waiting = 0;
+    for (const policy of shown) {
+      const key = keyOf(settingsOf(policy)), run = results.get(key);
+      cardOf(policy).set(run || null);
+      waiting += run ? 0 : 1;
+      if (!run && key in about.runs) {
+        textOf(about.runs[key]).then((text) => { keep(key, JSON.parse(text)); show(); });
+      }
+    }
+    const wanted = shown.map((policy) => cardOf(policy).element);
+    if (wanted.length !== cards.children.length || wanted.some((one, i) => cards.children[i] !== one)) cards.replaceChildren(...wanted);
+    const mine = shown.includes("yours") && results.get(keyOf(settingsOf("yours"))), told = form.querySelector(".rule .error");
+    told.hidden = !(mine && mine.error);
+    told.textContent = (mine && mine.error) || "";
+    document.body.dataset.state = waiting ? "running" : "settled";
+    draw();
+  }
+
+  function draw() {
+    const last = values.warmup_steps + values.steps - 1;
+    moment = Math.min(moment, last);
+    [scrub.max, scrub.value] = [last, moment];
+    document.querySelector("output[name=step]").textContent = `step ${many(moment)} of ${many(last)}`;
+    for (const policy of shown) cardOf(policy).draw();
+    drawCurves();
+  }
+
+  function goTo(step) {
+    moment = step;
+    draw();
+  }
+
+  // Sequences that run, against steps. Steps that do not count are shaded.
+  function drawCurves() {
+    const ratio = Math.max(1, devicePixelRatio), width = curves.clientWidth, height = 150, pen = curves.getContext("2d");
+    [curves.width, curves.height] = [width * ratio, height * ratio];
+    pen.scale(ratio, ratio);
+    const cardsThere = onShow(), total = values.warmup_steps + values.steps;
+    const most = Math.max(4, ...cardsThere.map((card) => card.run.sequences.reduce((a, b) => Math.max(a, b), 0))) * 1.08;
+    const x = (step) => 34 + (width - 44) * step / total, y = (value) => height - 20 - (height - 30) * value / most;
+    pen.font = "12px system-ui, sans-serif";
+    pen.fillStyle = css("--free");
+    pen.fillRect(x(0), 8, x(values.warmup_steps) - x(0), height - 28);
+    pen.strokeStyle = css("--line");
+    pen.fillStyle = css("--soft");
+    const tick = [1, 2, 5, 10, 20, 50, 100].find((one) => most / one <= 5) || 100;
+    pen.textAlign = "right";
+    for (let value = 0; value < most; value += tick) {
+      pen.beginPath();
+      pen.moveTo(x(0), y(value) + 0.5);
+      pen.lineTo(width - 10, y(value) + 0.5);
+      pen.stroke();
+      pen.fillText(many(value), 28, y(value) + 4);
+    }
+    pen.textAlign = "center";
+    for (let step = 500; step < total; step += 500) pen.fillText(many(step), x(step), height - 5);
+    if (values.warmup_steps && x(values.warmup_steps) - x(0) > 90) pen.fillText("not counted", x(values.warmup_steps / 2), height - 26);
+    for (const card of cardsThere) {
+      pen.strokeStyle = css(`--${card.policy}`);
+      pen.lineWidth = 1.6;
+      pen.beginPath();
+      card.run.sequences.forEach((value, step) => step ? pen.lineTo(x(step), y(value)) : pen.moveTo(x(step), y(value)));
+      pen.stroke();
+    }
+    pen.fillStyle = css("--ink");
+    pen.fillRect(x(moment) - 0.75, 6, 1.5, height - 26);
+    const caption = document.querySelector("figcaption");
+    const parts = cardsThere.map((card) => {
+      const part = html("span", {}, html("b", { textContent: NAMES[card.policy][0] }), ` ${many(card.run.sequences[card.memory.step])}`);
+      part.style.setProperty("--c", `var(--${card.policy})`);
+      return part;
+    });
+    const traces = [...new Set(cardsThere.map((card) => `${card.run.trace_hash.slice(0, 12)}, drawn by ${card.run.drawn_by}`))];
+    caption.replaceChildren("Sequences that run:", ...parts, html("span", { textContent: `lengths ${traces.join("; ")}` }));
+  }
+
+  // What a reader does
+
+  let later = 0;
+  function changed() {
+    showControls();
+    startInterpreter();
+    clearTimeout(later);
+    document.body.dataset.state = "running";
+    later = setTimeout(() => { show(); ask(); }, 200);
+  }
+
+  function tryRule() {
+    if (!shown.includes("yours")) shown.push("yours");
+    changed();
+  }
+
+  form.addEventListener("input", (event) => {
+    const { name, value } = event.target;
+    if (name === "code") { codes[values.rule] = value; return; }
+    if (name === "penalty") { draw(); return; }
+    if (name === "preset") {
+      if (value) Object.assign(values, about.defaults, about.presets[value], { rule: values.rule, seed: values.seed });
+    } else if (name === "policy") {
+      const boxes = [...form.querySelectorAll("[name=policy]")].filter((box) => box.checked);
+      shown = boxes.map((box) => box.value);
+    } else if (name === "rule") {
+      values.rule = value;
+      field("code").value = codes[value];
+      if (!shown.includes("yours")) return;
+    } else if (event.target.type === "range") {
+      values[name] = slider(name).stops[Number(value)];
+    } else if (name === "seed") {
+      if (!/^\d{1,15}$/.test(value)) return;
+      values.seed = Number(value);
+    } else {
+      values[name] = value;
+    }
+    changed();
+  });
+  form.addEventListener("submit", (event) => event.preventDefault());
+  form.elements.try.addEventListener("click", tryRule);
+  field("code").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) tryRule();
+  });
+  scrub.addEventListener("input", () => goTo(Number(scrub.value)));
+  curves.addEventListener("pointerdown", (event) => {
+    const at = (event.clientX - curves.getBoundingClientRect().left - 34) / (curves.clientWidth - 44);
+    goTo(Math.round(Math.max(0, Math.min(1, at)) * (values.warmup_steps + values.steps - 1)));
+  });
+  let timer = 0;
+  playing.addEventListener("click", () => {
+    clearInterval(timer);
+    timer = timer ? 0 : setInterval(() => goTo((moment + 2) % (values.warmup_steps + values.steps)), 60);
+    [playing.textContent, playing.ariaLabel] = timer ? ["❚❚", "pause"] : ["▶", "play"];
+  });
+  isDark.addEventListener("change", draw);
+  addEventListener("resize", draw);
+
+  buildControls();
+  field("code").value = codes[values.rule];
+  say("These runs came with the page.");
+  show();
+})();
