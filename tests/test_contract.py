@@ -21,7 +21,7 @@ LAYERS = (
     {"workloads", "kernels", "setup"},
     {"simulate", "llm"},
     {"bench"},
-    {"report"},
+    {"report", "explore"},
     {"harness"},
     {"studies"},
     {"cli"},

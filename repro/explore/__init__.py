@@ -5,5 +5,5 @@ library is imported by what runs in a browser: settings, queue, rules, recording
     queue        the requests: lengths that travel with the page, or those of Python's own generator
     rules        a reservation or a preemption rule that a reader writes
     recording    a run's blocks, decisions in sentences, and counters
-    run          settings -> frames, log and counters as one dictionary: the same in a browser, on the page, in a notebook
+    run          settings -> frames, log and counters as one dictionary: in a browser, on the page, in a notebook
     page         figures/explorer.html: interpreter, sources and first runs in one file"""

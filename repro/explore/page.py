@@ -1,7 +1,7 @@
 """figures/explorer.html: the interpreter, this package's sources and the first runs, in one file without a network.
 
 The page runs the very files of this package: they are written into its interpreter's memory and imported there. Their
-hash stands on the page. The interpreter is Pyodide, as npm has it, or as an earlier page has it."""
+hash stands on the page. The interpreter is Pyodide, from npm's package or from the page that is there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import base64
 import gzip
 import hashlib
 import inspect
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
@@ -18,39 +17,23 @@ from types import ModuleType
 from typing import Any
 
 import jinja2
+import yaml
 
 import repro
 from repro.errors import UserError
-from repro.explore import queue, rules
-from repro.explore.run import FirstFit, run
-from repro.explore.settings import CHUNKS, POLICIES, PRESETS, Settings, first_runs, settings
-from repro.hashing import sha256_json, write_atomically
+from repro.explore import queue
+from repro.explore.run import run
+from repro.explore.settings import SHAREGPT, SHAREGPT_LONGEST, Settings
+from repro.hashing import canonical_json, sha256_json, write_atomically
+from repro.workloads import fig11_lengths
 
 FILE_NAME = "explorer.html"
-VERSION = "0.29.5"  # of Pyodide: the last that also runs in classic workers, which pages opened from a folder can start
-#: its files -> their SHA-256
-INTERPRETER = {
-    "pyodide.js": "7f832a350240263d9946a9c3c877f7bcdab6c37d6dc65f72cd3be5905dca62dd",
-    "pyodide.asm.js": "356c42f69e1695397e9d8670bd3c2e678248cde76e18bdae1731e848537b47d7",
-    "pyodide.asm.wasm": "54309a5a2cfd757b1f0fdbc9093c92503f7b341500110329d932487183912718",
-    "python_stdlib.zip": "831fd1e535084b972f87c6a35275de3d236efd5166f5e77ce89497710635e73c",
-}
-#: What the interpreter reads in place of its list of packages: it gets none.
-_LOCK = {"abi_version": "2025_0", "arch": "wasm32", "platform": "emscripten_4_0_9", "python": "3.13.2"}
-#: What the page runs, below this package's folder. `first_fit` is handed in.
+SHOWN: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("shown.yaml").read_text(encoding="utf-8"))
+_INTERPRETER = SHOWN["interpreter"]
+#: What the page runs, below the package's folder. The module of first fit is handed in.
 _RUN = ("__init__.py", "checks.py", "errors.py", "sampling_params.py", "engine/**/*.py")
 _OURS = ("__init__", "settings", "queue", "rules", "recording", "run")
-
-#: as the paper prints them: Fig. 2 (% of the pool), and Fig. 13a (requests batched), both OPT-13B on ShareGPT
-PRINTED = {
-    "orca-max": {"sequences": 7.00, "token_states": 20.4, "reserved": 13.3, "internal": 57.3, "other": 8.9},
-    "orca-pow2": {"sequences": 9.81, "token_states": 26.8, "reserved": 17.9, "internal": 13.6, "other": 41.6},
-    "orca-oracle": {"sequences": 13.62, "token_states": 38.2, "reserved": 25.2, "internal": 0.0, "other": 36.6},
-    "vllm": {"sequences": 30.42, "token_states": 96.3},
-}
-
-
-_STUDIED: tuple[dict[str, Any], ...] = ({}, {"spread": 0})  # what saturated_queue's outputs are
+_POLICIES = ("max", "pow2", "oracle", "paged")
 
 
 def sources(first_fit: ModuleType) -> dict[str, str]:
@@ -63,107 +46,78 @@ def sources(first_fit: ModuleType) -> dict[str, str]:
 
 
 def drawn(lengths: Callable[..., Any], seeds: Iterable[int]) -> dict[str, tuple[list[int], list[int]]]:
-    """The lengths of the seeds that the page shows, as NumPy draws them: lengths(count=, spread=, seed=)."""
-    made = {}
+    """The lengths that the page has, as NumPy draws them: lengths(count=, spread=, seed=), and those of Fig. 11."""
+    made, sharegpt = {}, fig11_lengths("sharegpt", SHAREGPT_LONGEST)
     for seed in seeds:
-        for one in (Settings(**preset, seed=seed, max_num_seqs=256) for preset in _STUDIED):
-            prompts, outputs = lengths(count=queue.saturating(one), spread=one.spread, seed=seed)
-            made[queue.key_of(one)] = prompts.tolist(), outputs.tolist()
+        for differs in ({}, {"spread": 0}, {"lengths": "sharegpt", **SHAREGPT}):
+            one = Settings(**differs, seed=seed, max_num_seqs=256)
+            count = queue.saturating(one)
+            uniform = one.lengths == "uniform"
+            pair = lengths(count=count, spread=one.spread, seed=seed) if uniform else sharegpt.draw(count, seed).T
+            made[queue.key_of(one)] = pair[0].tolist(), pair[1].tolist()
     return made
+
+
+def first_runs() -> list[Settings]:
+    """What the page shows without running anything: every preset with every policy, each run once."""
+    presets = [preset["differs"] for preset in SHOWN["presets"].values()]
+    return list(dict.fromkeys(Settings(**preset, policy=one).relevant for preset in presets for one in _POLICIES))
 
 
 def build(target: Path, first_fit: ModuleType, drawn: queue.Drawn, interpreter: Path | None = None) -> Path:
     """Write the page. The interpreter's files come from a folder, or else from the page that is there.
 
-    `first_fit` has FirstFitAllocator; `drawn` has the lengths of the seeds that the page shows. UserError if there is
-    no interpreter of this version, or the page cannot be written."""
-    parts = _from_folder(interpreter) if interpreter else _from_page(target)
-    write_atomically(target, html(parts, first_fit, drawn).encode())
+    `first_fit` has FirstFitAllocator; `drawn` is what `drawn` returns. UserError if there is no interpreter of the
+    version of shown.yaml, or the page cannot be written."""
+    parts = _interpreter(interpreter or target)
+    code, runs = sources(first_fit), [run(one, first_fit.FirstFitAllocator, drawn) for one in first_runs()]
+    lock = {**_INTERPRETER["info"], **{name: _INTERPRETER[name] for name in ("version", "python")}}
+    about = {
+        "presets": [{"name": name, **preset} for name, preset in SHOWN["presets"].items()],  # JSON here is sorted
+        "examples": SHOWN["examples"],
+        "defaults": asdict(Settings()),
+        "sharegpt": SHAREGPT,
+        "allocator": first_fit.__name__,
+        "lock": {"info": lock, "packages": {}},
+        "files": list(parts),
+        "runs": {canonical_json(one["settings"]): f"run-{number}" for number, one in enumerate(runs)},
+    }
+    strict = dict(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("repro.explore"), **strict)
+    text = environment.get_template("explorer.html.j2").render(
+        about=canonical_json(about).replace("<", "\\u003c"),
+        runs=[_packed(one) for one in runs],
+        later={"drawn": _packed(drawn), "sources": _packed(code), **parts},
+        sources_hash=sha256_json(code),
+        num_sources=len(code),
+        interpreter=_INTERPRETER,
+    )
+    write_atomically(target, text.encode())
     return target
 
 
-def html(interpreter: Mapping[str, str], first_fit: ModuleType, drawn: queue.Drawn) -> str:
-    """The page's text, from the parts of an interpreter as `_packed` makes them."""
-    code = sources(first_fit)
-    allocator: FirstFit = first_fit.FirstFitAllocator
-    runs = [run(one, allocator, drawn) for one in first_runs()]
-    about = {
-        "defaults": asdict(Settings()),
-        "policies": POLICIES,
-        "chunks": CHUNKS,
-        "presets": PRESETS,
-        "examples": rules.EXAMPLES,
-        "printed": PRINTED,
-        "allocator": first_fit.__name__,
-        "lock": {"info": {**_LOCK, "version": VERSION}, "packages": {}},
-        "runs": {key(one["settings"]): f"run-{number}" for number, one in enumerate(runs)},
-    }
-    loader = jinja2.PackageLoader("repro.explore")
-    strict = dict(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return (
-        jinja2.Environment(loader=loader, **strict)
-        .get_template("explorer.html.j2")
-        .render(
-            about=_json(about),
-            runs=[_packed(_json(one).encode()) for one in runs],
-            drawn=_packed(_json(drawn).encode()),
-            sources=_packed(_json(code).encode()),
-            sources_hash=sha256_json(code),
-            num_sources=len(code),
-            interpreter=interpreter,
-            version=VERSION,
-            python=_LOCK["python"],
-        )
-    )
+def part(page: str, name: str) -> bytes:
+    """What a page's text holds under a name, unpacked; nothing if it does not."""
+    found = re.search(rf'<script type="text/plain" id="{re.escape(name)}">([^<]*)</script>', page)
+    return gzip.decompress(base64.b64decode(found[1])) if found else b""
 
 
-def key(values: Mapping[str, Any]) -> str:
-    """By what a run is found on the page: its settings, without what it does not look at, as JSON."""
-    return _json(dict(sorted(asdict(settings(values)).items())))
-
-
-def sources_of(page: str) -> dict[str, str]:
-    """The sources in a page's text, by path."""
-    return json.loads(_unpacked(_part(page, "sources")))
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")
-
-
-def _packed(content: bytes) -> str:
+def _packed(content: Any) -> str:
+    """Bytes, or a value as JSON, for a page."""
+    content = content if isinstance(content, bytes) else canonical_json(content).encode()
     return base64.b64encode(gzip.compress(content, 9, mtime=0)).decode()
 
 
-def _unpacked(text: str) -> bytes:
-    return gzip.decompress(base64.b64decode(text))
-
-
-def _part(page: str, name: str) -> str:
-    found = re.search(rf'<script type="text/plain" id="{re.escape(name)}">([^<]*)</script>', page)
-    return found[1] if found else ""
-
-
-_REMEDY = f"run `make explorer`, which fetches Pyodide {VERSION} from npm"
-
-
-def _from_folder(folder: Path) -> dict[str, str]:
+def _interpreter(source: Path) -> Mapping[str, str]:
+    """The interpreter's files, packed, from their folder or from a page; UserError if they are not those stated."""
+    page = source.read_text(encoding="utf-8") if source.is_file() else ""
     parts = {}
-    for name, expected in INTERPRETER.items():
-        try:
-            content = (folder / name).read_bytes()
-        except OSError as error:
-            raise UserError(f"--interpreter: {folder / name} cannot be read; {_REMEDY}") from error
+    for name, expected in _INTERPRETER["files"].items():
+        content = (source / name).read_bytes() if (source / name).is_file() else part(page, name)
         if hashlib.sha256(content).hexdigest() != expected:
-            raise UserError(f"--interpreter: {folder / name} is not that of Pyodide {VERSION}; {_REMEDY}")
+            raise UserError(
+                f"{source} does not have {name} of Pyodide {_INTERPRETER['version']}; run `make explorer`, which "
+                "fetches it from npm"
+            )
         parts[name] = _packed(content)
-    return parts
-
-
-def _from_page(path: Path) -> dict[str, str]:
-    page = path.read_text(encoding="utf-8") if path.is_file() else ""
-    parts = {name: _part(page, name) for name in INTERPRETER}
-    for name, expected in INTERPRETER.items():
-        if not parts[name] or hashlib.sha256(_unpacked(parts[name])).hexdigest() != expected:
-            raise UserError(f"{path} holds no Pyodide {VERSION} to build the next page with; {_REMEDY}")
     return parts

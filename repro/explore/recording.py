@@ -21,134 +21,116 @@ SAMPLE_EVERY = 10  # steps between two looks at where the slots are, as in satur
 
 
 class Recording:
-    """Sees each step once it is decided. `groups` are the requests in the queue so far, by number."""
+    """Sees each step once it is decided. `groups` are the requests in the queue so far, by number.
+
+    changes     (step, "admit", request, stored tokens, `runs`), (step, "append", request, block), (step, "free",
+                request); of a chunk the one run is its first slot and its length
+    sentences   (step, what was decided)
+    preempted   the step of each preemption
+    sequences, waiting   how many, in each step
+    usage       slots in each of PIECES, in every SAMPLE_EVERY-th step"""
 
     def __init__(self, settings: Settings, scheduler: Scheduler, groups: dict[int, SequenceGroup]) -> None:
         self.settings, self.scheduler, self.groups = settings, scheduler, groups
-        #: (step, "admit", request, stored tokens, runs of blocks), (step, "append", request, block), (step, "free",
-        #: request): a chunk is a run of slots
         self.changes: list[list[Any]] = []
         self.sentences: list[tuple[int, str]] = []
-        self.preempted: list[int] = []  # the step of each preemption
+        self.preempted: list[int] = []
         self.sequences: list[int] = []
         self.waiting: list[int] = []
-        self.usage: list[list[int]] = []  # slots a piece, a line for every SAMPLE_EVERY steps
-        self.head: list[list[int]] = []  # (step, request, needed, free, largest piece), when one of them changes
+        self.usage: list[list[int]] = []
+        self._unit = "block" if settings.is_paged else "slot"
         self._held: dict[int, int] = {}  # request -> blocks or slots
-        self._head_of_queue: tuple[int, str] | None = None
-        self._tokens = self._preemptions = self._discarded = self._blocked = self._most_empty = 0
-        self._shares: dict[str, list[float]] = {piece: [] for piece in PIECES}
+        self._why_it_waits: tuple[int, bool, bool] | None = None
+        self._discarded = self._blocked = self._most_empty = 0
 
     def step(self, output: SchedulerOutput, events: Iterable[Event]) -> None:
         """Note one step; `events` are those since the last one."""
-        step, scheduler = output.iteration, self.scheduler
         for event in events:
             self._note(event)
+        step, scheduler, size = output.iteration, self.scheduler, self.settings.block_size
         self.sequences.append(scheduler.running.num_seqs)
         self.waiting.append(len(scheduler.waiting))
+        self.preempted += [step] * len(output.preempted)
         stored = list(scheduler.stored_lengths(step))
         is_blocked = self._look_at_head(step)
-        counts = step >= self.settings.warmup_steps
         if step % SAMPLE_EVERY == 0:
             usage = scheduler.manager.usage(stored)
             self.usage.append([getattr(usage, piece) for piece in PIECES])
-            if counts:
-                for piece, values in self._shares.items():
-                    values.append(100 * getattr(usage, piece) / self.settings.kv_slots)
-        if counts:
-            self._tokens += scheduler.running.num_seqs
-            self._preemptions += len(output.preempted)
+        if step >= self.settings.warmup_steps:
             self._discarded += sum(victim.generated_before for victim in output.preempted)
             self._blocked += is_blocked
             if self.settings.is_paged:
-                size = self.settings.block_size
                 empty = (self._held[group.request.request_id] * size - length for group, length in stored)
                 self._most_empty = max(self._most_empty, *empty, 0)
 
     def counters(self) -> dict[str, float]:
         """Tokens a step, preemptions and output tokens that they discard, % of the steps in which fragmentation blocks
         the queue, the most slots without a token at a sequence's end, and where the slots are (% of the pool)."""
-        shares = {piece: math.fsum(values) / len(values) if values else 0 for piece, values in self._shares.items()}
+        warmup, steps, slots = self.settings.warmup_steps, self.settings.steps, self.settings.kv_slots
+        delivered, counted = sum(self.sequences[warmup:]), self.usage[-(-warmup // SAMPLE_EVERY) :]
+        means = [math.fsum(100 * value / slots for value in column) / len(column) for column in zip(*counted)]
         return {
-            "tokens_per_step": self._tokens / self.settings.steps,
-            "delivered_tokens": self._tokens,
-            "preemptions": self._preemptions,
+            "tokens_per_step": delivered / steps,
+            "delivered_tokens": delivered,
+            "preemptions": sum(step >= warmup for step in self.preempted),
             "discarded_tokens": self._discarded,
-            "blocked_pct": 100 * self._blocked / self.settings.steps,
+            "blocked_pct": 100 * self._blocked / steps,
             "empty_slots_most": self._most_empty,
-            **shares,
+            **dict(zip(PIECES, means)),
         }
 
     def _note(self, event: Event) -> None:
-        number, detail = event.request_id, event.detail
-        group = self.groups[number]
+        step, number, detail = event.iteration, event.request_id, event.detail
+        group, manager, unit = self.groups[number], self.scheduler.manager, self._unit
         if event.kind == "admit":
-            table = self.scheduler.manager.block_table(group.seqs[0])
+            table, stored = manager.block_table(group.seqs[0]), group.num_stored(step)
             self._held[number] = len(table)
-            stored = group.num_stored(event.iteration)
-            if self.settings.is_paged:
-                runs = _runs(table)
-                took = f"{_count(len(table), 'block')} for {_count(stored, 'token')}"
-            else:
-                runs = [table[0], len(table)]
-                reserved = self.scheduler.manager.reserved_tokens(group)
-                rounded = "" if reserved == len(table) else f", rounded up to {len(table):,}"
-                took = f"{reserved:,} slots reserved for its prompt of {_count(group.request.prompt_tokens, 'token')}"
-                took += f" and its output{rounded}; its chunk begins at slot {table[0]:,}"
-            again = " again" if group.num_preemptions else ""
-            self._change(event.iteration, "admit", number, stored, runs, f"Request {number} starts{again}: {took}.")
+            self.changes.append(
+                [step, "admit", number, stored, runs(table) if unit == "block" else table[:1] + [len(table)]]
+            )
+            took = f"{_count(len(table), unit)} for {_count(stored, 'token')}"
+            if unit == "slot":
+                reserved = manager.reserved_tokens(group)
+                rounded = f", rounded up to {len(table):,}" if reserved < len(table) else ""
+                took = f"{_count(reserved, unit)} for a prompt of {group.request.prompt_tokens:,} and its output"
+                took += f"{rounded}, from slot {table[0]:,} on"
+            self.sentences.append(
+                (step, f"Request {number} starts{' again' if group.num_preemptions else ''}: {took}.")
+            )
         elif event.kind == "append" and group in self.scheduler.running:  # else it was driven out in the same step
             self._held[number] += 1
-            self.changes.append(
-                [event.iteration, "append", number, self.scheduler.manager.block_table(group.seqs[0])[-1]]
-            )
-        elif event.kind == "preempt":
-            freed = self._held.pop(number)
-            self.preempted.append(event.iteration)
-            who = "It is itself" if detail["requester"] == number else f"Request {number} is"
-            text = (
-                f"No block is free for the next token of request {detail['requester']}. {who} driven out: "
-                f"{_count(freed, 'block')} are freed, {_count(detail['tokens'], 'token')} must be computed again."
-            )
-            self._change(event.iteration, "free", number, text)
-        elif event.kind == "finish":
-            unit = "block" if self.settings.is_paged else "slot"
-            freed = _count(self._held.pop(number), unit)
-            text = f"Request {number} is done after {_count(detail['tokens'], 'token')}: {freed} are freed."
-            self._change(event.iteration, "free", number, text)
-
-    def _change(self, step: int, kind: str, *what: Any) -> None:
-        *values, sentence = what
-        self.changes.append([step, kind, *values])
-        self.sentences.append((step, sentence))
+            self.changes.append([step, "append", number, manager.block_table(group.seqs[0])[-1]])
+        elif event.kind in ("preempt", "finish"):
+            self.changes.append([step, "free", number])
+            freed, tokens = _count(self._held.pop(number), unit), _count(detail["tokens"], "token")
+            text = f"Request {number} is done after {tokens}: {freed} are freed."
+            if event.kind == "preempt":
+                asks = detail["requester"]
+                who = "It is itself" if asks == number else f"Request {number} is"
+                text = f"No block is free for the next token of request {asks}. {who} driven out: {freed} are freed, "
+                text += f"{tokens} must be computed again."
+            self.sentences.append((step, text))
 
     def _look_at_head(self, step: int) -> bool:
-        """Note why the first in the queue waits; whether it does although enough slots are free."""
-        scheduler = self.scheduler
+        """Say why the first in the queue waits, once; whether it does although enough slots are free."""
+        scheduler, manager, most = self.scheduler, self.scheduler.manager, self.settings.max_num_seqs
         if not scheduler.waiting:
-            self._head_of_queue = None
+            self._why_it_waits = None
             return False
-        group, is_full = scheduler.waiting[0], scheduler.running.num_seqs >= self.settings.max_num_seqs
-        number, manager = group.request.request_id, scheduler.manager
+        group, free = scheduler.waiting[0], manager.num_free_blocks
         if self.settings.is_paged:
-            needed, unit = manager.blocks_needed(group, group.num_stored(step)), "block"
-            free = largest = manager.num_free_blocks
+            needed, largest = manager.blocks_needed(group, group.num_stored(step)), free
         else:
-            needed, unit = manager.chunk_blocks(group) * len(group.seqs), "slot"
-            free, largest = manager.num_free_blocks, largest_piece(manager.allocator)
-        if not self.head or self.head[-1][1:] != [number, needed, free, largest]:
-            self.head.append([step, number, needed, free, largest])
+            needed, largest = manager.chunk_blocks(group), largest_piece(manager.allocator)
+        is_full = scheduler.running.num_seqs >= most
         is_blocked = not is_full and largest < needed <= free
-        why = "cap" if is_full else "pieces" if is_blocked else "room"
-        if (number, why) != self._head_of_queue:
-            self._head_of_queue = number, why
-            asks = f"it needs {_count(needed, unit)}"
-            reason = {
-                "cap": f"{self.settings.max_num_seqs} sequences run, and no more may",
-                "pieces": f"{asks} in one piece; {free:,} are free, but the largest piece has {largest:,}",
-                "room": f"{asks}, and {free:,} are free",
-            }
-            self.sentences.append((step, f"Request {number} waits: {reason[why]}."))
+        head = group.request.request_id, is_full, is_blocked
+        if head != self._why_it_waits:
+            self._why_it_waits = head
+            why = f"it needs {_count(needed, self._unit)}, and {free:,} are free"
+            why += f", but at most {largest:,} in one piece" if is_blocked else ""
+            why = f"{most} sequences run, and no more may" if is_full else why
+            self.sentences.append((step, f"Request {head[0]} waits: {why}."))
         return is_blocked
 
 
@@ -162,18 +144,18 @@ def largest_piece(allocator: ChunkAllocator) -> int:
     return size
 
 
-def _runs(table: list[int]) -> list[int]:
+def runs(table: list[int]) -> list[int]:
     """Block numbers as pairs of a first one and a length, negative for a run that goes down: 7 8 9 3 2 is 7 3, 3 -2."""
-    runs: list[int] = []
-    first, length, way = table[0], 1, 0
-    for block in table[1:]:
-        if block - first == length * (way or 1) or (not way and first - block == 1):
-            way = way or block - first
-            length += 1
+    found: list[int] = []
+    for block in table:
+        length = found[-1] if found else 0
+        if length > 0 and block == found[-2] + length:
+            found[-1] += 1
+        elif length and length < 2 and block == found[-2] - abs(length):
+            found[-1] = -abs(length) - 1
         else:
-            runs += first, length * (way or 1)
-            first, length, way = block, 1, 0
-    return [*runs, first, length * (way or 1)]
+            found += block, 1
+    return found
 
 
 def _count(number: int, what: str) -> str:

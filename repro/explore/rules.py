@@ -19,22 +19,8 @@ from repro.errors import UserError
 from repro.explore.settings import Settings
 
 FILE = "<your rule>"
-_NAMES = {"reservation": "reserve(request, max_model_len)", "preemption": "victim(running)"}
+_CALLS = {"reservation": "reserve(request, max_model_len)", "preemption": "victim(running)"}
 _VICTIM = "it is called with the list of running groups, the earliest arrival first, and must return one of them"
-
-#: what the page's box holds until a reader changes it
-EXAMPLES = {
-    "reservation": """def reserve(request, max_model_len):
-    # Half as much again as the output will need: output tokens to reserve.
-    # request.prompt_tokens, request.output_tokens (true), request.sampling.max_tokens (declared)
-    return request.output_tokens * 3 // 2
-""",
-    "preemption": """def victim(running):
-    # The paper drives out the latest arrival: running[-1]. Here: whoever has generated least.
-    # group.request, group.generated_before, group.running_since (a step), group.num_preemptions
-    return min(running, key=lambda group: group.generated_before - group.running_since)
-""",
-}
 
 
 def reserve_declared(request: Request, max_model_len: int) -> int:
@@ -46,14 +32,13 @@ def reservation(settings: Settings) -> Reservation:
     """How many output tokens a contiguous policy reserves. UserError for a reader's rule that does not work."""
     if settings.policy != "yours":
         return {"max": reserve_declared, "pow2": reserve_pow2, "oracle": reserve_oracle}[settings.policy]
-    rule = function(settings.code, "reservation")
-    check_reservation(rule)
+    check_reservation(rule := function(settings.code, "reservation"))
     return rule
 
 
 def function(code: str, rule: str) -> Callable[..., Any]:
     """The function that a reader's code defines. UserError if it does not run or defines no such function."""
-    name = _NAMES[rule].partition("(")[0]
+    call = _CALLS[rule]
     linecache.cache[FILE] = (len(code), None, code.splitlines(keepends=True), FILE)  # so that messages show its lines
     namespace: dict[str, Any] = {"__name__": "rule"}
     try:
@@ -62,8 +47,8 @@ def function(code: str, rule: str) -> Callable[..., Any]:
         raise UserError(f"your rule, line {error.lineno}: {error.msg}: `{(error.text or '').strip()}`") from error
     except Exception as error:
         raise explained(error) from error
-    if not callable(found := namespace.get(name)):
-        raise UserError(f"your rule defines no function {name}; write `def {_NAMES[rule]}:`")
+    if not callable(found := namespace.get(call.partition("(")[0])):
+        raise UserError(f"your rule defines no function {call.partition('(')[0]}; write `def {call}:`")
     return found
 
 
@@ -79,15 +64,12 @@ def explained(error: Exception) -> UserError:
 class RuledScheduler(Scheduler):
     """The scheduler with another answer to who is driven out; all else is decided as always."""
 
-    def __init__(
-        self, manager: KVCacheManager, config: SchedulerConfig, log: list[Event], victim: Callable[..., Any]
-    ) -> None:
+    def __init__(self, manager: KVCacheManager, config: SchedulerConfig, log: list[Event], code: str) -> None:
         super().__init__(manager, config, log)
-        self.victim = victim
+        self.victim = function(code, "preemption")
 
     def withdraw_latest(self) -> tuple[SequenceGroup, int]:
-        running = sorted(self.running, key=by_arrival)
-        group = self.victim(list(running))
+        group = self.victim(sorted(self.running, key=by_arrival))
         if not isinstance(group, SequenceGroup) or group not in self.running:
             raise unfit("preemption rule", self.victim, f"returned {shown(group)}", _VICTIM)
         num_stored = group.num_stored(self.iteration) - 1

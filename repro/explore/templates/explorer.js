@@ -2,7 +2,8 @@
 // runs in Pyodide, or ran when the page was made. Here they are only drawn.
 (() => {
   const about = JSON.parse(document.getElementById("about").textContent);
-  const SECONDS = 60;  // a run that takes longer is given up: a rule of the reader's may not end
+  const SECONDS = 30;  // a run that takes longer is given up: a rule of the reader's may not end
+  const PATIENCE = 4000;  // ms after which a run that is no longer wanted is not waited for
   const KEPT = 60;  // results in memory
   const NAMES = {
     max: ["Contiguous, maximum", "reserves the prompt and all that is declared, as Orca (Max)"],
@@ -44,7 +45,7 @@
 
   // What is set
 
-  const values = { ...about.defaults };
+  const values = { ...about.defaults, ...about.presets[0].differs };
   const codes = { ...about.examples };
   let shown = SHOWN_FIRST.slice();
   let moment = 1000;
@@ -61,7 +62,7 @@
   }
 
   function buildControls() {
-    field("preset").append(...Object.keys(about.presets).map((name) => new Option(name)), new Option("your own settings", ""));
+    field("preset").append(...about.presets.map(({ name }) => new Option(name)), new Option("your own settings", ""));
     for (const [group, ones] of Object.entries(SLIDERS)) {
       const place = form.querySelector(`[data-group=${group}]`);
       for (const name of Object.keys(ones)) {
@@ -71,7 +72,7 @@
     }
     for (const [policy, [name]] of Object.entries(NAMES)) {
       const box = html("input", { type: "checkbox", name: "policy", value: policy });
-      const label = html("label", {}, box, name.replace("Contiguous, ", ""));
+      const label = html("label", {}, box, name.replace("Contiguous, ", "").toLowerCase());
       label.style.setProperty("--c", `var(--${policy})`);
       form.querySelector(".policies").append(label);
     }
@@ -86,13 +87,19 @@
       range.setAttribute("aria-valuetext", said(name));
       range.previousElementSibling.textContent = said(name);
     }
-    for (const name of ["chunks", "rule", "seed"]) field(name).value = values[name];
+    for (const name of ["chunks", "rule", "seed", "lengths"]) field(name).value = values[name];
+    for (const name of Object.keys(about.sharegpt)) field(name).parentElement.hidden = values.lengths === "sharegpt";
     for (const box of form.querySelectorAll("[name=policy]")) box.checked = shown.includes(box.value);
-    const preset = Object.entries(about.presets).find(([, changes]) => {
-      const whole = { ...about.defaults, ...changes };
-      return Object.keys(whole).every((name) => ["policy", "rule", "code"].includes(name) || whole[name] === values[name]);
+    field("preset").value = presetNow()?.name || "";
+  }
+
+  // The preset that the settings are, if they are not a reader's own. The seed and the rule make no difference.
+  function presetNow() {
+    const free = ["policy", "rule", "code", "seed", ...(values.lengths === "sharegpt" ? Object.keys(about.sharegpt) : [])];
+    return about.presets.find(({ differs }) => {
+      const whole = { ...about.defaults, ...differs };
+      return Object.keys(whole).every((name) => free.includes(name) || whole[name] === values[name]);
     });
-    field("preset").value = preset ? preset[0] : "";
   }
 
   // The settings of one run, without what it does not look at: as Settings.relevant of repro.explore.settings.
@@ -101,6 +108,7 @@
     if (policy === "yours") one.code = codes[one.rule];
     else Object.assign(one, { rule: "reservation", code: "" });
     const paged = policy === "paged" || (policy === "yours" && one.rule === "preemption");
+    if (one.lengths === "sharegpt") Object.assign(one, about.sharegpt);
     Object.assign(one, paged ? { chunks: "explainer" } : { block_size: 16, system_prompt: 0 });
     return one;
   }
@@ -168,7 +176,7 @@
     const address = URL.createObjectURL(new Blob([`(${inWorker})()`], { type: "text/javascript" }));
     const mine = worker = new Worker(address);
     say("Python starts …");
-    const began = performance.now(), names = ["pyodide.js", "pyodide.asm.js", "pyodide.asm.wasm", "python_stdlib.zip"];
+    const began = performance.now(), names = about.files;
     const contents = await Promise.all(names.map(unpacked)), sources = JSON.parse(await textOf("sources"));
     const files = Object.fromEntries(names.map((name, i) => [name, contents[i]]));
     mine.onerror = (event) => fail(event.message || "the interpreter could not be started");
@@ -211,8 +219,10 @@
 
   // Have the first run that is shown and not there yet made; the others follow when it is done.
   function ask() {
-    const missing = shown.map(settingsOf).find((one) => !results.has(keyOf(one)) && !(keyOf(one) in about.runs));
-    if (!missing) return;
+    const wanted = shown.map(settingsOf).filter((one) => !results.has(keyOf(one)) && !(keyOf(one) in about.runs));
+    if (!wanted.length) return;
+    const [missing] = wanted, isStale = asked && !wanted.some((one) => keyOf(one) === asked.key);
+    if (isStale && performance.now() - asked.began > PATIENCE) stopInterpreter();  // a rule that does not end, say
     if (!worker) startInterpreter();
     if (!ready || asked) return;
     asked = { key: keyOf(missing), policy: missing.policy, began: performance.now() };
@@ -319,7 +329,7 @@
   // Colours of neighbouring requests lie far apart: steps of the golden angle.
   function colorOf(request) {
     if (request < 0) return isDark.matches ? [225, 225, 225] : [50, 50, 60];
-    return rgb((request * 137.508) % 360, 0.62, (isDark.matches ? 0.6 : 0.52) + 0.07 * ((request % 3) - 1));
+    return rgb((request * 137.508) % 360, 0.5, (isDark.matches ? 0.58 : 0.55) + 0.07 * ((request % 3) - 1));
   }
 
   const mixed = (color, ground, share) => color.map((value, i) => Math.round(value * share + ground[i] * (1 - share)));
@@ -336,7 +346,7 @@
       this.canvas.setAttribute("aria-label", `memory of ${NAMES[policy][0]}; arrow keys move over its blocks`);
       [this.table, this.bar, this.error] = [html("table"), html("div", { className: "bar" }), html("p", { className: "error", hidden: true })];
       [this.readout, this.log] = [html("p", { className: "readout" }), html("ol", { className: "log", tabIndex: 0, ariaLabel: "decisions, the latest first" })];
-      this.body = html("div", {}, this.table, this.bar, this.canvas, this.readout, this.log);
+      this.body = html("div", {}, this.canvas, this.readout, this.bar, this.table, this.log);
       const [name, says] = NAMES[policy];
       this.element = html("article", { className: "card" }, html("h2", { textContent: name }), html("p", { className: "soft", textContent: says }), this.error, this.body);
       this.element.dataset.policy = policy;
@@ -371,32 +381,32 @@
 
     drawCounters() {
       const { run, memory } = this, { counters, settings } = run, step = memory.step;
-      const printed = about.printed[about.policies[this.policy]] || {};
+      const printed = presetNow()?.printed[this.policy] || {};
       const pieces = Object.fromEntries(run.pieces.map((piece, i) => [piece, run.usage[Math.floor(step / run.sample_every)][i] * 100 / settings.kv_slots]));
-      const head = run.head[upTo(run.head, step) - 1] || null;
-      const percent = (value) => value === undefined ? "" : `${value.toFixed(1)} %`;
+      const share = (value) => value?.toFixed(1);
+      const of = (piece) => [share(pieces[piece]), share(counters[piece]), printed[piece]];
       const rows = [
-        ["sequences = tokens a step", many(run.sequences[step]), counters.tokens_per_step.toFixed(2), printed.sequences?.toFixed(2)],
-        ["slots that hold a token", percent(pieces.token_states), percent(counters.token_states), percent(printed.token_states)],
-        ["reserved, to be used", percent(pieces.reserved), percent(counters.reserved), percent(printed.reserved)],
-        ["never used (internal)", percent(pieces.internal), percent(counters.internal), percent(printed.internal)],
-        ["rounded up, or free", percent(pieces.rounding + pieces.free), percent(counters.rounding + counters.free), percent(printed.other)],
+        ["sequences", "Sequences that run. Each gets a token in every step.", many(run.sequences[step]), counters.tokens_per_step.toFixed(2), printed.sequences],
+        ["% with a token", "Slots that hold a token: the effective share of the pool", ...of("token_states")],
+        ["% reserved", "Slots that wait for a token of this request", ...of("reserved")],
+        ["% never used", "Slots that were reserved and will never hold a token: internal fragmentation", ...of("internal")],
+        ["% rounded, free", "Slots that rounding added, and slots that nobody holds: external fragmentation and others", share(pieces.rounding + pieces.free), share(counters.rounding + counters.free), printed.other],
       ];
       const penalty = Number(field("penalty").value);
       if (penalty && memory.paged) {
         const factor = 1 + penalty / 100;
-        rows.splice(1, 0, ["the same, were a step all attention", (run.sequences[step] / factor).toFixed(1), (counters.tokens_per_step / factor).toFixed(2)]);
+        rows.splice(1, 0, ["at its speed", "Tokens a step at the kernel's speed, were a step all attention. Less, since it is not.", (run.sequences[step] / factor).toFixed(1), (counters.tokens_per_step / factor).toFixed(2)]);
       }
-      if (memory.paged) rows.push(["preemptions, so far; counted", many(upTo(run.preempted, step)), many(counters.preemptions)]);
-      else rows.push(["head of queue fits in no piece", head && head[4] < head[2] && head[2] <= head[3] ? "yes" : "no", percent(counters.blocked_pct)]);
-      if (run.waiting.length) rows.push(["requests that wait", many(run.waiting[step])]);
+      if (memory.paged) rows.push(["preemptions", "So far, and all that count", many(upTo(run.preempted, step)), many(counters.preemptions)]);
+      else rows.push(["% stuck in pieces", "Steps in which the queue waits although enough slots are free: no piece of them is large enough", "", share(counters.blocked_pct)]);
+      if (settings.arrivals) rows.push(["waiting", "Requests that have arrived and do not run", many(run.waiting[step])]);
       this.table.replaceChildren(
         html("thead", {}, html("tr", {}, ...["", "this step", "mean", "printed"].map((text) => html("th", { textContent: text })))),
-        html("tbody", {}, ...rows.map(([name, now, mean = "", paper = ""]) => html("tr", {},
+        html("tbody", {}, ...rows.map(([name, title, now, mean = "", paper = ""]) => html("tr", { title },
           html("th", { textContent: name }), html("td", { textContent: now }), html("td", { textContent: mean }), html("td", { textContent: paper, className: "soft" })))),
       );
       this.bar.replaceChildren(...run.pieces.map((piece) => {
-        const part = html("span", { className: piece, title: `${piece.replace("_", " ")}: ${percent(pieces[piece])}` });
+        const part = html("span", { className: piece, title: `${piece.replace("_", " ")}: ${share(pieces[piece])} %` });
         part.style.width = `${pieces[piece]}%`;
         return part;
       }));
@@ -404,7 +414,7 @@
 
     // Cells: so many slots each that all of them fit; who holds each, as what, and how full a partly filled block is.
     cells() {
-      const { memory } = this, width = Math.max(200, this.body.clientWidth), height = Math.min(300, width);
+      const { memory } = this, width = Math.max(200, this.body.clientWidth), height = Math.min(345, width * 1.1);
       const slots = this.run.settings.kv_slots, block = memory.paged ? memory.size : values.block_size;
       const unit = block * Math.ceil(slots / block / (width * height / 4));
       const number = Math.ceil(memory.units * memory.size / unit);
@@ -477,6 +487,7 @@
     point(cell) {
       if (cell === this.pointed) return;
       this.pointed = cell;
+      if (!this.memory) return;
       this.drawMap();
       this.drawReadout();
     }
@@ -551,13 +562,14 @@
     told.textContent = (mine && mine.error) || "";
     document.body.dataset.state = waiting ? "running" : "settled";
     draw();
+    if (!waiting && !performance.getEntriesByName("first picture").length) performance.mark("first picture");
   }
 
   function draw() {
     const last = values.warmup_steps + values.steps - 1;
     moment = Math.min(moment, last);
     [scrub.max, scrub.value] = [last, moment];
-    document.querySelector("output[name=step]").textContent = `step ${many(moment)} of ${many(last)}`;
+    document.querySelector("output[name=step]").textContent = `step ${many(moment)} / ${many(last)}`;
     for (const policy of shown) cardOf(policy).draw();
     drawCurves();
   }
@@ -590,8 +602,8 @@
       pen.fillText(many(value), 28, y(value) + 4);
     }
     pen.textAlign = "center";
-    for (let step = 500; step < total; step += 500) pen.fillText(many(step), x(step), height - 5);
-    if (values.warmup_steps && x(values.warmup_steps) - x(0) > 90) pen.fillText("not counted", x(values.warmup_steps / 2), height - 26);
+    for (let step = 500; x(step) < width - 26; step += 500) pen.fillText(many(step), x(step), height - 5);
+    if (x(values.warmup_steps) - x(0) > 120) pen.fillText("not counted", x(values.warmup_steps / 2), height - 5);
     for (const card of cardsThere) {
       pen.strokeStyle = css(`--${card.policy}`);
       pen.lineWidth = 1.6;
@@ -632,7 +644,8 @@
     if (name === "code") { codes[values.rule] = value; return; }
     if (name === "penalty") { draw(); return; }
     if (name === "preset") {
-      if (value) Object.assign(values, about.defaults, about.presets[value], { rule: values.rule, seed: values.seed });
+      const chosen = about.presets.find((one) => one.name === value);
+      if (chosen) Object.assign(values, about.defaults, chosen.differs, { rule: values.rule, seed: values.seed });
     } else if (name === "policy") {
       const boxes = [...form.querySelectorAll("[name=policy]")].filter((box) => box.checked);
       shown = boxes.map((box) => box.value);
