@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import inspect
 import re
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -74,7 +75,7 @@ def build(target: Path, first_fit: ModuleType, drawn: queue.Drawn, interpreter: 
     lock = {**_INTERPRETER["info"], **{name: _INTERPRETER[name] for name in ("version", "python")}}
     about = {
         "presets": [{"name": name, **preset} for name, preset in SHOWN["presets"].items()],  # JSON here is sorted
-        "examples": SHOWN["examples"],
+        **{name: SHOWN[name] for name in ("policies", "sliders", "lines", "examples")},
         "defaults": asdict(Settings()),
         "sharegpt": SHAREGPT,
         "allocator": first_fit.__name__,
@@ -97,9 +98,12 @@ def build(target: Path, first_fit: ModuleType, drawn: queue.Drawn, interpreter: 
 
 
 def part(page: str, name: str) -> bytes:
-    """What a page's text holds under a name, unpacked; nothing if it does not."""
+    """What a page's text holds under a name, unpacked; nothing if it is not there or damaged."""
     found = re.search(rf'<script type="text/plain" id="{re.escape(name)}">([^<]*)</script>', page)
-    return gzip.decompress(base64.b64decode(found[1])) if found else b""
+    try:
+        return gzip.decompress(base64.b64decode(found[1])) if found else b""
+    except (ValueError, OSError, EOFError, zlib.error):
+        return b""
 
 
 def _packed(content: Any) -> str:
@@ -110,7 +114,7 @@ def _packed(content: Any) -> str:
 
 def _interpreter(source: Path) -> Mapping[str, str]:
     """The interpreter's files, packed, from their folder or from a page; UserError if they are not those stated."""
-    page = source.read_text(encoding="utf-8") if source.is_file() else ""
+    page = source.read_text(encoding="utf-8", errors="replace") if source.is_file() else ""
     parts = {}
     for name, expected in _INTERPRETER["files"].items():
         content = (source / name).read_bytes() if (source / name).is_file() else part(page, name)

@@ -21,23 +21,18 @@ SAMPLE_EVERY = 10  # steps between two looks at where the slots are, as in satur
 
 
 class Recording:
-    """Sees each step once it is decided. `groups` are the requests in the queue so far, by number.
-
-    changes     (step, "admit", request, stored tokens, `runs`), (step, "append", request, block), (step, "free",
-                request); of a chunk the one run is its first slot and its length
-    sentences   (step, what was decided)
-    preempted   the step of each preemption
-    sequences, waiting   how many, in each step
-    usage       slots in each of PIECES, in every SAMPLE_EVERY-th step"""
+    """Sees each step once it is decided. `groups` are the requests in the queue so far, by number."""
 
     def __init__(self, settings: Settings, scheduler: Scheduler, groups: dict[int, SequenceGroup]) -> None:
         self.settings, self.scheduler, self.groups = settings, scheduler, groups
+        # (step, "admit", request, stored tokens, `runs`), (step, "append", request, block), (step, "free", request);
+        # of a chunk the one run is its first slot and its length.
         self.changes: list[list[Any]] = []
-        self.sentences: list[tuple[int, str]] = []
-        self.preempted: list[int] = []
-        self.sequences: list[int] = []
-        self.waiting: list[int] = []
-        self.usage: list[list[int]] = []
+        self.sentences: list[tuple[int, str]] = []  # (step, what was decided)
+        self.preempted: list[int] = []  # the step of each preemption
+        self.sequences: list[int] = []  # that run, in each step
+        self.waiting: list[int] = []  # requests, in each step
+        self.usage: list[list[int]] = []  # slots in each of PIECES, in every SAMPLE_EVERY-th step
         self._unit = "block" if settings.is_paged else "slot"
         self._held: dict[int, int] = {}  # request -> blocks or slots
         self._why_it_waits: tuple[int, bool, bool] | None = None
@@ -47,21 +42,26 @@ class Recording:
         """Note one step; `events` are those since the last one."""
         for event in events:
             self._note(event)
-        step, scheduler, size = output.iteration, self.scheduler, self.settings.block_size
+        step, scheduler, warmup = output.iteration, self.scheduler, self.settings.warmup_steps
         self.sequences.append(scheduler.running.num_seqs)
         self.waiting.append(len(scheduler.waiting))
         self.preempted += [step] * len(output.preempted)
-        stored = list(scheduler.stored_lengths(step))
         is_blocked = self._look_at_head(step)
         if step % SAMPLE_EVERY == 0:
-            usage = scheduler.manager.usage(stored)
+            usage = scheduler.manager.usage(scheduler.stored_lengths(step))
             self.usage.append([getattr(usage, piece) for piece in PIECES])
-        if step >= self.settings.warmup_steps:
+        if step >= warmup:
             self._discarded += sum(victim.generated_before for victim in output.preempted)
             self._blocked += is_blocked
-            if self.settings.is_paged:
-                empty = (self._held[group.request.request_id] * size - length for group, length in stored)
-                self._most_empty = max(self._most_empty, *empty, 0)
+        if step == warmup:
+            for group in scheduler.running:
+                self._note_empty(group, step)
+
+    def _note_empty(self, group: SequenceGroup, step: int) -> None:
+        """Slots without a token at a sequence's end; they are most when it has just got blocks."""
+        if self.settings.is_paged and step >= self.settings.warmup_steps:
+            empty = self._held[group.request.request_id] * self.settings.block_size - group.num_stored(step)
+            self._most_empty = max(self._most_empty, empty)
 
     def counters(self) -> dict[str, float]:
         """Tokens a step, preemptions and output tokens that they discard, % of the steps in which fragmentation blocks
@@ -85,21 +85,21 @@ class Recording:
         if event.kind == "admit":
             table, stored = manager.block_table(group.seqs[0]), group.num_stored(step)
             self._held[number] = len(table)
-            self.changes.append(
-                [step, "admit", number, stored, runs(table) if unit == "block" else table[:1] + [len(table)]]
-            )
+            pieces = runs(table) if unit == "block" else [table[0], len(table)]
+            self.changes.append([step, "admit", number, stored, pieces])
+            self._note_empty(group, step)
             took = f"{_count(len(table), unit)} for {_count(stored, 'token')}"
             if unit == "slot":
                 reserved = manager.reserved_tokens(group)
                 rounded = f", rounded up to {len(table):,}" if reserved < len(table) else ""
                 took = f"{_count(reserved, unit)} for a prompt of {group.request.prompt_tokens:,} and its output"
                 took += f"{rounded}, from slot {table[0]:,} on"
-            self.sentences.append(
-                (step, f"Request {number} starts{' again' if group.num_preemptions else ''}: {took}.")
-            )
+            again = " again" if group.num_preemptions else ""
+            self.sentences.append((step, f"Request {number} starts{again}: {took}."))
         elif event.kind == "append" and group in self.scheduler.running:  # else it was driven out in the same step
             self._held[number] += 1
             self.changes.append([step, "append", number, manager.block_table(group.seqs[0])[-1]])
+            self._note_empty(group, step)
         elif event.kind in ("preempt", "finish"):
             self.changes.append([step, "free", number])
             freed, tokens = _count(self._held.pop(number), unit), _count(detail["tokens"], "token")
@@ -147,15 +147,15 @@ def largest_piece(allocator: ChunkAllocator) -> int:
 def runs(table: list[int]) -> list[int]:
     """Block numbers as pairs of a first one and a length, negative for a run that goes down: 7 8 9 3 2 is 7 3, 3 -2."""
     found: list[int] = []
-    for block in table:
-        length = found[-1] if found else 0
-        if length > 0 and block == found[-2] + length:
-            found[-1] += 1
-        elif length and length < 2 and block == found[-2] - abs(length):
-            found[-1] = -abs(length) - 1
+    first, last, way = table[0], table[0], 0
+    for block in table[1:]:
+        if (step := block - last) in (1, -1) and way in (0, step):
+            way = step
         else:
-            found += block, 1
-    return found
+            found += first, last - first + way or 1
+            first, way = block, 0
+        last = block
+    return [*found, first, last - first + way or 1]
 
 
 def _count(number: int, what: str) -> str:

@@ -37,28 +37,27 @@ def reservation(settings: Settings) -> Reservation:
 
 
 def function(code: str, rule: str) -> Callable[..., Any]:
-    """The function that a reader's code defines. UserError if it does not run or defines no such function."""
+    """The function that a reader's code defines. UserError if there is none; the code itself may raise anything."""
     call = _CALLS[rule]
     linecache.cache[FILE] = (len(code), None, code.splitlines(keepends=True), FILE)  # so that messages show its lines
     namespace: dict[str, Any] = {"__name__": "rule"}
-    try:
-        exec(compile(code, FILE, "exec"), namespace)
-    except SyntaxError as error:
-        raise UserError(f"your rule, line {error.lineno}: {error.msg}: `{(error.text or '').strip()}`") from error
-    except Exception as error:
-        raise explained(error) from error
+    exec(compile(code, FILE, "exec"), namespace)
     if not callable(found := namespace.get(call.partition("(")[0])):
         raise UserError(f"your rule defines no function {call.partition('(')[0]}; write `def {call}:`")
     return found
 
 
 def explained(error: Exception) -> UserError:
-    """The one line for an error that a reader's code raised while it ran; any other error is raised again."""
+    """The one line for an error of a reader's code; any other error is raised again."""
     lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == FILE]
+    if isinstance(error, SyntaxError) and error.filename == FILE:
+        lines.append(error.lineno)
     if not lines:
         raise error
     text = linecache.getline(FILE, lines[-1]).strip()
-    return UserError(f"your rule raised {type(error).__name__}: {error}, line {lines[-1]}: `{text}`")
+    return UserError(
+        f"your rule raised {type(error).__name__}: {getattr(error, 'msg', error)}, line {lines[-1]}: `{text}`"
+    )
 
 
 class RuledScheduler(Scheduler):

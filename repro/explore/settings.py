@@ -26,39 +26,26 @@ SHAREGPT_LONGEST = 2048  # prompt + output: the model's maximum in §6.1
 @user_facing
 @dataclass(frozen=True)
 class Settings:
-    """One run. Lengths in tokens, time in steps; UserError for values that cannot be or do not go together.
+    """One run. Lengths in tokens, time in steps. UserError for values that cannot be or do not go together."""
 
-    policy                 "paged", or what a contiguous chunk is reserved for; "yours" runs a reader's rule
-    kv_slots, block_size   the pool in slots (tokens), and the block of paged memory
-    max_num_seqs           sequences that run together at most
-    max_model_len          of the longest request that could come; bounds every reservation
-    declared               max_tokens of every request, at which its output ends at the latest
-    lengths                "uniform", or as drawn from Fig. 11's histograms of ShareGPT; the next five are for uniform
-    mean_output, spread    outputs: `spread` % of their mean to either side
-    shortest_prompt, longest_prompt   prompts: between these two
-    system_prompt          how every prompt begins, stored once in paged memory (§4.4); 0: none
-    arrivals               requests in 100 steps, at random moments; 0: all are there from the beginning
-    warmup_steps, steps    steps that do not count, then those that do
-    rule, code             what a reader's `code` decides"""
-
-    policy: str = "paged"
-    kv_slots: int = 405_239
-    block_size: int = 16
-    max_num_seqs: int = 128
-    max_model_len: int = 40_960
-    declared: int = 2048
-    lengths: str = "uniform"
+    policy: str = "paged"  # or what a contiguous chunk is reserved for; "yours" runs a reader's rule
+    kv_slots: int = 405_239  # tokens that the pool holds
+    block_size: int = 16  # of paged memory
+    max_num_seqs: int = 128  # sequences that run together at most
+    max_model_len: int = 40_960  # of the longest request that could come; bounds every reservation
+    declared: int = 2048  # max_tokens of every request, at which its output ends at the latest
+    lengths: str = "uniform"  # or as drawn from Fig. 11's histograms; the next five are for uniform ones
     mean_output: int = 256
-    spread: int = 100
+    spread: int = 100  # outputs lie up to this many % of their mean to either side of it
     shortest_prompt: int = 1000
     longest_prompt: int = 7000
-    system_prompt: int = 0
-    arrivals: int = 0
+    system_prompt: int = 0  # how every prompt begins, stored once in paged memory (§4.4)
+    arrivals: int = 0  # requests in 100 steps, at random moments; 0: all are there from the beginning
     chunks: str = "explainer"
-    warmup_steps: int = 512
-    steps: int = 2000
+    warmup_steps: int = 512  # do not count
+    steps: int = 2000  # count
     seed: int = 0
-    rule: str = "reservation"
+    rule: str = "reservation"  # what a reader's `code` decides
     code: str = ""
 
     def __post_init__(self) -> None:

@@ -216,7 +216,11 @@ def test_the_examples_run(rule: str) -> None:
 @pytest.mark.parametrize(
     ("code", "rule", "said"),
     [
-        ("def reserve(r, m)\n    return 1", "reservation", "your rule, line 1: expected ':': `def reserve(r, m)`"),
+        (
+            "def reserve(r, m)\n    return 1",
+            "reservation",
+            "your rule raised SyntaxError: expected ':', line 1: `def reserve(r, m)`",
+        ),
         ("1 / 0", "reservation", "your rule raised ZeroDivisionError: division by zero, line 1: `1 / 0`"),
         ("x = 1", "reservation", "your rule defines no function reserve; write `def reserve(request, max_model_len):`"),
         ("def reserve(r, m): return 'x'", "reservation", "returned 'x' (str), line 1: `def reserve(r, m): return 'x'`"),

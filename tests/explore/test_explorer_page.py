@@ -91,9 +91,12 @@ def test_without_an_interpreter_one_line_says_where_to_get_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("REPRO_FIGURES_DIR", str(tmp_path))
-    assert main(["explore"]) == 2 and main(["explore", "--interpreter", str(tmp_path)]) == 2
+    damaged = tmp_path / page.FILE_NAME
+    damaged.write_bytes(b'\xff<script type="text/plain" id="pyodide.js">AAAA</script>')
+    for more in ([], ["--interpreter", str(tmp_path)], ["--interpreter", "none"]):
+        assert main(["explore", *more]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2 and all("run `make explorer`, which fetches it from npm" in line for line in lines)
+    assert len(lines) == 3 and all("run `make explorer`, which fetches it from npm" in line for line in lines)
 
 
 # In a browser
@@ -152,6 +155,9 @@ def test_a_reader_changes_everything_and_sees_it_run(tab: Tab, text: str) -> Non
     ours = run(Settings(seed=77), first_fit.FirstFitAllocator, {})
     assert shown(tab, "paged", "sequences") == f"{ours['counters']['tokens_per_step']:.2f}"
     assert ours["trace_hash"][:12] in tab.evaluate("document.querySelector('figcaption').textContent")
+    sentences = [text for step, text in ours["sentences"] if step <= 77][-30:]
+    entries = "[...document.querySelectorAll('[data-policy=paged] .log li span')].map((one) => one.textContent)"
+    assert tab.evaluate(entries) == sentences[::-1]
     assert "random.Random" in tab.evaluate("document.querySelector('figcaption').textContent")
 
     # A rule of the reader's own, and one that does not work.

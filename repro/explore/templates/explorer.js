@@ -1,39 +1,17 @@
-// The explorer: controls, curves, maps of memory. Every number and sentence comes from repro.explore.run, which a worker
-// runs in Pyodide, or ran when the page was made. Here they are only drawn.
+// The explorer: controls, curves, maps of memory. Every number and sentence comes from repro.explore.run, which a
+// worker runs in Pyodide, or which ran when the page was made. Here they are only drawn.
 (() => {
   const about = JSON.parse(document.getElementById("about").textContent);
   const SECONDS = 30;  // a run that takes longer is given up: a rule of the reader's may not end
   const PATIENCE = 4000;  // ms after which a run that is no longer wanted is not waited for
-  const KEPT = 60;  // results in memory
-  const NAMES = {
-    max: ["Contiguous, maximum", "reserves the prompt and all that is declared, as Orca (Max)"],
-    pow2: ["Contiguous, power of two", "reserves the prompt and the output's next power of two, as Orca (Pow2)"],
-    oracle: ["Contiguous, exact", "reserves what the request will need, as Orca (Oracle)"],
-    paged: ["Paged", "takes a block when a token needs it, as vLLM"],
-    yours: ["Yours", "runs the rule in the box"],
-  };
-  const SHOWN_FIRST = ["max", "oracle", "paged"];
-  const SLIDERS = {
-    memory: {
-      kv_slots: ["Pool", "slots", [4096, 8192, 15728, 32768, 65536, 131072, 262144, 405239, 800000]],
-      block_size: ["Block", "slots", [1, 2, 4, 8, 16, 32, 64, 128, 256]],
-      max_num_seqs: ["At most", "sequences", [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256]],
-      max_model_len: ["Longest request", "tokens", [1024, 2048, 4096, 8192, 16384, 32768, 40960, 65536, 131072]],
-    },
-    requests: {
-      declared: ["Declared output", "tokens", [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768]],
-      mean_output: ["True output, mean", "tokens", [16, 32, 64, 128, 256, 338, 512, 1024, 2048]],
-      spread: ["Spread of the outputs", "%", [0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100]],
-      shortest_prompt: ["Shortest prompt", "tokens", [1, 16, 64, 128, 256, 512, 1000, 2000, 4000, 8000]],
-      longest_prompt: ["Longest prompt", "tokens", [16, 64, 128, 306, 512, 1000, 2000, 4000, 7000, 16000, 32000]],
-      system_prompt: ["Shared system prompt", "tokens", [0, 16, 64, 250, 500, 1000, 2000, 4000]],
-      arrivals: ["Arrivals in 100 steps", "", [0, 5, 10, 20, 30, 37, 40, 60, 80, 120, 200]],
-    },
-  };
+  const KEPT = 24;  // results in memory
+  const NAMES = Object.fromEntries(about.policies.map(([policy, ...names]) => [policy, names]));
+  const SLIDERS = Object.values(about.sliders).flat();
   const form = document.querySelector("form"), cards = document.querySelector(".cards");
   const status = document.querySelector(".status"), curves = document.querySelector(".curves canvas");
   const scrub = document.querySelector("[name=step][type=range]"), playing = document.querySelector("[name=play]");
   const field = (name) => form.elements[name];
+  const since = (began) => `${((performance.now() - began) / 1000).toFixed(1)} s`;
   const many = (value) => Math.round(value).toLocaleString("en");
   const count = (value, what) => `${many(value)} ${what}${value === 1 ? "" : "s"}`;
 
@@ -47,11 +25,11 @@
 
   const values = { ...about.defaults, ...about.presets[0].differs };
   const codes = { ...about.examples };
-  let shown = SHOWN_FIRST.slice();
+  let shown = ["max", "oracle", "paged"];
   let moment = 1000;
 
   function slider(name) {
-    const [label, unit, stops] = Object.assign({}, ...Object.values(SLIDERS))[name];
+    const [, label, unit, stops] = SLIDERS.find(([one]) => one === name);
     return { label, unit, stops: [...new Set([...stops, values[name]])].sort((a, b) => a - b) };
   }
 
@@ -63,14 +41,14 @@
 
   function buildControls() {
     field("preset").append(...about.presets.map(({ name }) => new Option(name)), new Option("your own settings", ""));
-    for (const [group, ones] of Object.entries(SLIDERS)) {
+    for (const [group, ones] of Object.entries(about.sliders)) {
       const place = form.querySelector(`[data-group=${group}]`);
-      for (const name of Object.keys(ones)) {
+      for (const [name] of ones) {
         const range = html("input", { type: "range", name, min: 0 });
         place.append(html("label", { className: "slider" }, slider(name).label, html("output"), range));
       }
     }
-    for (const [policy, [name]] of Object.entries(NAMES)) {
+    for (const [policy, name] of about.policies) {
       const box = html("input", { type: "checkbox", name: "policy", value: policy });
       const label = html("label", {}, box, name.replace("Contiguous, ", "").toLowerCase());
       label.style.setProperty("--c", `var(--${policy})`);
@@ -80,7 +58,7 @@
   }
 
   function showControls() {
-    for (const name of [...Object.keys(SLIDERS.memory), ...Object.keys(SLIDERS.requests)]) {
+    for (const [name] of SLIDERS) {
       const { stops } = slider(name), range = field(name);
       range.max = stops.length - 1;
       range.value = stops.indexOf(values[name]);
@@ -88,14 +66,16 @@
       range.previousElementSibling.textContent = said(name);
     }
     for (const name of ["chunks", "rule", "seed", "lengths"]) field(name).value = values[name];
-    for (const name of Object.keys(about.sharegpt)) field(name).parentElement.hidden = values.lengths === "sharegpt";
+    const unused = values.lengths === "sharegpt" ? Object.keys(about.sharegpt) : [];
+    for (const name of Object.keys(about.sharegpt)) field(name).parentElement.hidden = unused.includes(name);
     for (const box of form.querySelectorAll("[name=policy]")) box.checked = shown.includes(box.value);
     field("preset").value = presetNow()?.name || "";
   }
 
   // The preset that the settings are, if they are not a reader's own. The seed and the rule make no difference.
   function presetNow() {
-    const free = ["policy", "rule", "code", "seed", ...(values.lengths === "sharegpt" ? Object.keys(about.sharegpt) : [])];
+    const unused = values.lengths === "sharegpt" ? Object.keys(about.sharegpt) : [];
+    const free = ["policy", "rule", "code", "seed", ...unused];
     return about.presets.find(({ differs }) => {
       const whole = { ...about.defaults, ...differs };
       return Object.keys(whole).every((name) => free.includes(name) || whole[name] === values[name]);
@@ -133,14 +113,15 @@
     if (results.size > KEPT) results.delete(results.keys().next().value);
   }
 
-  // All that the interpreter needs lies in the page. What it would fetch is given to it; this function runs in the worker.
+  // This runs in the worker. All that the interpreter needs lies in the page: what it would fetch is given to it.
   function inWorker() {
     let answer = null;
     async function start({ files, lock, sources, drawn, allocator }) {
       const types = { wasm: "application/wasm", js: "text/javascript" };
       self.fetch = async (address) => {
         const name = String(address).split("/").pop();
-        return new Response(files[name], { headers: { "Content-Type": types[name.split(".").pop()] || "application/zip" } });
+        const type = types[name.split(".").pop()] || "application/zip";
+        return new Response(files[name], { headers: { "Content-Type": type } });
       };
       for (const name of ["pyodide.js", "pyodide.asm.js"]) {
         importScripts(URL.createObjectURL(new Blob([files[name]], { type: types.js })));
@@ -183,13 +164,13 @@
     mine.onmessage = ({ data }) => {
       if (data.ready) {
         ready = true;
-        say(`Python started in ${((performance.now() - began) / 1000).toFixed(1)} s.`);
+        say(`Python started in ${since(began)}.`);
         ask();
       } else if (data.failure) {
         fail(data.failure);
       } else {
         clearTimeout(watch);
-        say(`Python ran “${NAMES[asked.policy][0]}” in ${((performance.now() - asked.began) / 1000).toFixed(1)} s.`);
+        say(`Python ran “${NAMES[asked.policy][0]}” in ${since(asked.began)}.`);
         document.body.dataset.live = Number(document.body.dataset.live || 0) + 1;
         asked = null;
         keep(data.key, JSON.parse(data.text));
@@ -280,8 +261,8 @@
       const index = this.run.prefix.indexOf(unit);
       if (index >= 0) return { request: -1, index };
       for (const [request, table] of this.tables) {
-        if (!this.paged && unit >= table.start && unit < table.start + table.length) return { request, index: unit - table.start };
-        if (this.paged && table.blocks.includes(unit)) return { request, index: table.blocks.indexOf(unit) };
+        const index = this.paged ? table.blocks.indexOf(unit) : unit - table.start;
+        if (index >= 0 && (this.paged || index < table.length)) return { request, index };
       }
       return null;
     }
@@ -321,7 +302,8 @@
   function rgb(hue, saturation, light) {
     const at = (n) => {
       const k = (n + hue / 30) % 12;
-      return Math.round(255 * (light - saturation * Math.min(light, 1 - light) * Math.max(-1, Math.min(k - 3, 9 - k, 1))));
+      const part = Math.max(-1, Math.min(k - 3, 9 - k, 1));
+      return Math.round(255 * (light - saturation * Math.min(light, 1 - light) * part));
     };
     return [at(0), at(8), at(4)];
   }
@@ -344,18 +326,22 @@
       this.canvas = html("canvas", { tabIndex: 0 });
       this.canvas.setAttribute("role", "img");
       this.canvas.setAttribute("aria-label", `memory of ${NAMES[policy][0]}; arrow keys move over its blocks`);
-      [this.table, this.bar, this.error] = [html("table"), html("div", { className: "bar" }), html("p", { className: "error", hidden: true })];
-      [this.readout, this.log] = [html("p", { className: "readout" }), html("ol", { className: "log", tabIndex: 0, ariaLabel: "decisions, the latest first" })];
+      this.table = html("table");
+      this.bar = html("div", { className: "bar" });
+      this.error = html("p", { className: "error", hidden: true });
+      this.readout = html("p", { className: "readout" });
+      this.log = html("ol", { className: "log", tabIndex: 0, ariaLabel: "decisions, the latest first" });
       this.body = html("div", {}, this.canvas, this.readout, this.bar, this.table, this.log);
       const [name, says] = NAMES[policy];
-      this.element = html("article", { className: "card" }, html("h2", { textContent: name }), html("p", { className: "soft", textContent: says }), this.error, this.body);
+      const head = [html("h2", { textContent: name }), html("p", { className: "soft", textContent: says })];
+      this.element = html("article", { className: "card" }, ...head, this.error, this.body);
       this.element.dataset.policy = policy;
       this.element.style.setProperty("--c", `var(--${policy})`);
       this.canvas.addEventListener("pointermove", (event) => this.point(this.cellAt(event)));
       this.canvas.addEventListener("pointerdown", (event) => this.point(this.cellAt(event)));
       this.canvas.addEventListener("pointerleave", () => this.point(null));
       this.canvas.addEventListener("keydown", (event) => this.move(event));
-      this.log.addEventListener("click", (event) => event.target.dataset.step && goTo(Number(event.target.dataset.step)));
+      this.log.addEventListener("click", ({ target }) => target.dataset.step && goTo(Number(target.dataset.step)));
     }
 
     // The run to show; null while it is being made.
@@ -382,29 +368,29 @@
     drawCounters() {
       const { run, memory } = this, { counters, settings } = run, step = memory.step;
       const printed = presetNow()?.printed[this.policy] || {};
-      const pieces = Object.fromEntries(run.pieces.map((piece, i) => [piece, run.usage[Math.floor(step / run.sample_every)][i] * 100 / settings.kv_slots]));
+      const sample = run.usage[Math.floor(step / run.sample_every)];
+      const pieces = Object.fromEntries(run.pieces.map((piece, i) => [piece, sample[i] * 100 / settings.kv_slots]));
       const share = (value) => value?.toFixed(1);
-      const of = (piece) => [share(pieces[piece]), share(counters[piece]), printed[piece]];
-      const rows = [
-        ["sequences", "Sequences that run. Each gets a token in every step.", many(run.sequences[step]), counters.tokens_per_step.toFixed(2), printed.sequences],
-        ["% with a token", "Slots that hold a token: the effective share of the pool", ...of("token_states")],
-        ["% reserved", "Slots that wait for a token of this request", ...of("reserved")],
-        ["% never used", "Slots that were reserved and will never hold a token: internal fragmentation", ...of("internal")],
-        ["% rounded, free", "Slots that rounding added, and slots that nobody holds: external fragmentation and others", share(pieces.rounding + pieces.free), share(counters.rounding + counters.free), printed.other],
-      ];
-      const penalty = Number(field("penalty").value);
-      if (penalty && memory.paged) {
-        const factor = 1 + penalty / 100;
-        rows.splice(1, 0, ["at its speed", "Tokens a step at the kernel's speed, were a step all attention. Less, since it is not.", (run.sequences[step] / factor).toFixed(1), (counters.tokens_per_step / factor).toFixed(2)]);
+      const lost = (where) => share(where.rounding + where.free);
+      const now = run.sequences[step], factor = 1 + Number(field("penalty").value) / 100;
+      const lines = { sequences: [many(now), counters.tokens_per_step.toFixed(2), printed.sequences] };
+      if (factor > 1 && memory.paged) {
+        lines.slower = [(now / factor).toFixed(1), (counters.tokens_per_step / factor).toFixed(2)];
       }
-      if (memory.paged) rows.push(["preemptions", "So far, and all that count", many(upTo(run.preempted, step)), many(counters.preemptions)]);
-      else rows.push(["% stuck in pieces", "Steps in which the queue waits although enough slots are free: no piece of them is large enough", "", share(counters.blocked_pct)]);
-      if (settings.arrivals) rows.push(["waiting", "Requests that have arrived and do not run", many(run.waiting[step])]);
-      this.table.replaceChildren(
-        html("thead", {}, html("tr", {}, ...["", "this step", "mean", "printed"].map((text) => html("th", { textContent: text })))),
-        html("tbody", {}, ...rows.map(([name, title, now, mean = "", paper = ""]) => html("tr", { title },
-          html("th", { textContent: name }), html("td", { textContent: now }), html("td", { textContent: mean }), html("td", { textContent: paper, className: "soft" })))),
-      );
+      for (const piece of ["token_states", "reserved", "internal"]) {
+        lines[piece] = [share(pieces[piece]), share(counters[piece]), printed[piece]];
+      }
+      lines.other = [lost(pieces), lost(counters), printed.other];
+      if (memory.paged) lines.preemptions = [many(upTo(run.preempted, step)), many(counters.preemptions)];
+      else lines.blocked = ["", share(counters.blocked_pct)];
+      if (settings.arrivals) lines.waiting = [many(run.waiting[step])];
+      const cells = (name, texts) => texts.map((text) => html(name, { textContent: text }));
+      const rows = Object.entries(lines).map(([line, [at, mean = "", paper = ""]]) => {
+        const [name, title] = about.lines[line];
+        return html("tr", { title }, html("th", { textContent: name }), ...cells("td", [at, mean, paper]));
+      });
+      const heads = cells("th", ["", "this step", "mean", presetNow() ? "printed" : ""]);
+      this.table.replaceChildren(html("thead", {}, html("tr", {}, ...heads)), html("tbody", {}, ...rows));
       this.bar.replaceChildren(...run.pieces.map((piece) => {
         const part = html("span", { className: piece, title: `${piece.replace("_", " ")}: ${share(pieces[piece])} %` });
         part.style.width = `${pieces[piece]}%`;
@@ -414,13 +400,14 @@
 
     // Cells: so many slots each that all of them fit; who holds each, as what, and how full a partly filled block is.
     cells() {
-      const { memory } = this, width = Math.max(200, this.body.clientWidth), height = Math.min(345, width * 1.1);
+      const { memory } = this, width = Math.max(200, this.body.clientWidth), height = Math.min(380, width * 1.2);
       const slots = this.run.settings.kv_slots, block = memory.paged ? memory.size : values.block_size;
       const unit = block * Math.ceil(slots / block / (width * height / 4));
       const number = Math.ceil(memory.units * memory.size / unit);
       let side = Math.max(2, Math.min(22, Math.floor(Math.sqrt(width * height / number))));
       const columns = Math.floor(width / side);
-      const owner = new Int32Array(number).fill(-2), kind = new Array(number).fill("none"), fill = new Float32Array(number).fill(1);
+      const owner = new Int32Array(number).fill(-2), fill = new Float32Array(number).fill(1);
+      const kind = new Array(number).fill("none");
       const put = (cell, request, what) => { if (cell < number) [owner[cell], kind[cell]] = [request, what]; };
       for (const [request, table] of memory.tables) {
         const stored = memory.stored(request), final = memory.final(request);
@@ -473,14 +460,16 @@
         }
       }
       if (this.pointed !== null) {
+        const [x, y] = [(this.pointed % columns) * side, Math.floor(this.pointed / columns) * side];
         [pen.strokeStyle, pen.lineWidth] = [css("--ink"), 1.5];
-        pen.strokeRect((this.pointed % columns) * side - 0.5, Math.floor(this.pointed / columns) * side - 0.5, side, side);
+        pen.strokeRect(x - 0.5, y - 0.5, side, side);
       }
     }
 
     cellAt(event) {
       const box = this.canvas.getBoundingClientRect(), { side, columns, number } = this.grid;
-      const cell = Math.floor((event.clientY - box.top) / side) * columns + Math.floor((event.clientX - box.left) / side);
+      const row = Math.floor((event.clientY - box.top) / side), column = Math.floor((event.clientX - box.left) / side);
+      const cell = row * columns + column;
       return cell >= 0 && cell < number ? cell : null;
     }
 
@@ -506,21 +495,27 @@
     // The block under the pointer: owner, place in the owner's block table, fill, reference count.
     told() {
       const { memory, grid, run } = this, size = memory.size;
-      let unit = Math.min(memory.units - 1, Math.floor(this.pointed * grid.unit / size));
-      if (!memory.paged && grid.kind[this.pointed] !== "none") unit = Math.min(memory.units - 1, Math.floor((this.pointed + 0.5) * grid.unit));
-      const name = memory.paged ? `Block ${many(unit)}` : `Slot ${many(unit)}`, held = memory.holder(unit);
+      const middle = !memory.paged && grid.kind[this.pointed] !== "none" ? 0.5 : 0;
+      const unit = Math.min(memory.units - 1, Math.floor((this.pointed + middle) * grid.unit / size));
+      const name = `${memory.paged ? "Block" : "Slot"} ${many(unit)}`, held = memory.holder(unit);
       if (!held) return `${name} is free.`;
+      const index = many(held.index), references = memory.paged ? many(memory.references(unit)) : "";
       if (held.request < 0) {
-        return `${name} holds block ${many(held.index)} of the system prompt, stored once. It is full. Reference count ${many(memory.references(unit))}.`;
+        return `${name} is full. It is block ${index} of the system prompt, reference count ${references}.`;
       }
-      const [prompt, output] = run.lengths[held.request], table = memory.tables.get(held.request), stored = memory.stored(held.request);
-      const who = `Request ${many(held.request)} (prompt ${many(prompt)}, output ${many(output)} tokens; ${many(Math.max(0, stored - prompt))} generated and stored)`;
+      const [prompt, output] = run.lengths[held.request], table = memory.tables.get(held.request);
+      const stored = memory.stored(held.request), made = many(Math.max(0, stored - prompt));
+      const lengths = `prompt ${many(prompt)}, output ${many(output)} tokens; ${made} generated and stored`;
+      const who = `Request ${many(held.request)} (${lengths}).`;
       if (memory.paged) {
-        const filled = Math.max(0, Math.min(size, stored - held.index * size));
-        return `${name} is logical block ${many(held.index)} of ${many(table.blocks.length)}: ${filled} of ${count(size, "slot")} filled, reference count ${many(memory.references(unit))}. ${who}.`;
+        const filled = `${Math.max(0, Math.min(size, stored - held.index * size))} of ${count(size, "slot")} filled`;
+        const place = `logical block ${index} of ${many(table.blocks.length)}`;
+        return `${name} is ${place}: ${filled}, reference count ${references}. ${who}`;
       }
-      const state = held.index < stored ? "holds a token" : held.index < memory.final(held.request) ? "is reserved for a token to come" : "is reserved and will never be used";
-      return `${name} is place ${many(held.index)} in a chunk of ${many(table.length)} from slot ${many(table.start)}; it ${state}. ${who}.`;
+      const waits = held.index < memory.final(held.request) ? "for a token to come" : "and will never be used";
+      const state = held.index < stored ? "holds a token" : `is reserved ${waits}`;
+      const chunk = `a chunk of ${many(table.length)} from slot ${many(table.start)}`;
+      return `${name} is place ${index} in ${chunk}; it ${state}. ${who}`;
     }
 
     drawLog() {
@@ -528,7 +523,8 @@
       this.log.replaceChildren(...sentences.slice(Math.max(0, end - 30), end).reverse().map(([step, text]) => {
         const button = html("button", { type: "button", textContent: many(step), title: "go to this step" });
         button.dataset.step = step;
-        return html("li", { className: step === this.memory.step ? "now" : "" }, button, html("span", { textContent: text }));
+        const className = step === this.memory.step ? "now" : "";
+        return html("li", { className }, button, html("span", { textContent: text }));
       }));
       this.log.scrollTop = 0;
     }
@@ -556,10 +552,12 @@
       }
     }
     const wanted = shown.map((policy) => cardOf(policy).element);
-    if (wanted.length !== cards.children.length || wanted.some((one, i) => cards.children[i] !== one)) cards.replaceChildren(...wanted);
-    const mine = shown.includes("yours") && results.get(keyOf(settingsOf("yours"))), told = form.querySelector(".rule .error");
-    told.hidden = !(mine && mine.error);
-    told.textContent = (mine && mine.error) || "";
+    const isSame = wanted.length === cards.children.length && wanted.every((one, i) => cards.children[i] === one);
+    if (!isSame) cards.replaceChildren(...wanted);
+    const mine = shown.includes("yours") ? results.get(keyOf(settingsOf("yours"))) : null;
+    const told = form.querySelector(".rule .error");
+    told.hidden = !mine?.error;
+    told.textContent = mine?.error || "";
     document.body.dataset.state = waiting ? "running" : "settled";
     draw();
     if (!waiting && !performance.getEntriesByName("first picture").length) performance.mark("first picture");
@@ -581,11 +579,12 @@
 
   // Sequences that run, against steps. Steps that do not count are shaded.
   function drawCurves() {
-    const ratio = Math.max(1, devicePixelRatio), width = curves.clientWidth, height = 150, pen = curves.getContext("2d");
+    const ratio = Math.max(1, devicePixelRatio), pen = curves.getContext("2d");
+    const width = curves.clientWidth, height = 150;
     [curves.width, curves.height] = [width * ratio, height * ratio];
     pen.scale(ratio, ratio);
     const cardsThere = onShow(), total = values.warmup_steps + values.steps;
-    const most = Math.max(4, ...cardsThere.map((card) => card.run.sequences.reduce((a, b) => Math.max(a, b), 0))) * 1.08;
+    const most = Math.max(4, ...cardsThere.map((card) => Math.max(...card.run.sequences))) * 1.08;
     const x = (step) => 34 + (width - 44) * step / total, y = (value) => height - 20 - (height - 30) * value / most;
     pen.font = "12px system-ui, sans-serif";
     pen.fillStyle = css("--free");
@@ -615,12 +614,14 @@
     pen.fillRect(x(moment) - 0.75, 6, 1.5, height - 26);
     const caption = document.querySelector("figcaption");
     const parts = cardsThere.map((card) => {
-      const part = html("span", {}, html("b", { textContent: NAMES[card.policy][0] }), ` ${many(card.run.sequences[card.memory.step])}`);
+      const now = many(card.run.sequences[card.memory.step]);
+      const part = html("span", {}, html("b", { textContent: NAMES[card.policy][0] }), ` ${now}`);
       part.style.setProperty("--c", `var(--${card.policy})`);
       return part;
     });
-    const traces = [...new Set(cardsThere.map((card) => `${card.run.trace_hash.slice(0, 12)}, drawn by ${card.run.drawn_by}`))];
-    caption.replaceChildren("Sequences that run:", ...parts, html("span", { textContent: `lengths ${traces.join("; ")}` }));
+    const traces = cardsThere.map(({ run }) => `${run.trace_hash.slice(0, 12)}, drawn by ${run.drawn_by}`);
+    const lengths = `lengths ${[...new Set(traces)].join("; ")}`;
+    caption.replaceChildren("Sequences that run:", ...parts, html("span", { textContent: lengths }));
   }
 
   // What a reader does
