@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import re
@@ -15,12 +16,12 @@ import pytest
 from browser import Tab
 
 from repro.cli import main
-from repro.explore import page
+from repro.explore import page, queue
 from repro.explore.run import run
 from repro.explore.settings import Settings
 from repro.hashing import canonical_json, sha256_json
 from repro.setup.environment import ROOT
-from repro.studies import first_fit
+from repro.studies import first_fit, saturated
 
 FILE = ROOT / "figures" / page.FILE_NAME
 REMEDY = "figures/explorer.html runs other sources than this checkout has; build it again: python -m repro explore"
@@ -77,6 +78,17 @@ def test_its_first_runs_are_what_these_sources_give(text: str, about: dict[str, 
     for one in page.first_runs()[:4]:
         kept = json.loads(page.part(text, about["runs"][canonical_json(vars(one))]))
         assert kept == json.loads(canonical_json(run(one, first_fit.FirstFitAllocator, lengths))), REMEDY
+
+
+def test_its_lengths_are_those_of_the_committed_rows(text: str) -> None:
+    lengths = json.loads(page.part(text, "drawn"))
+    with open(ROOT / "figures" / "saturated_queue.replay.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        setup = saturated.SETUPS[row["setup"]]
+        one = Settings(declared=setup.declared, spread=setup.spread, seed=int(row["seed"]))
+        assert queue.queue(one, lengths)[1:] == (row["trace_hash"], "NumPy")
+    assert len({row["seed"] for row in rows}) == 5
 
 
 def test_the_interpreter_is_pyodide_unchanged(text: str) -> None:
@@ -159,6 +171,12 @@ def test_a_reader_changes_everything_and_sees_it_run(tab: Tab, text: str) -> Non
     entries = "[...document.querySelectorAll('[data-policy=paged] .log li span')].map((one) => one.textContent)"
     assert tab.evaluate(entries) == sentences[::-1]
     assert "random.Random" in tab.evaluate("document.querySelector('figcaption').textContent")
+
+    # Its random numbers are CPython's, those of arrivals too.
+    put(tab, "arrivals", 3)  # the slider's fourth stop
+    ours = run(Settings(seed=77, arrivals=20), first_fit.FirstFitAllocator, {})
+    assert shown(tab, "paged", "sequences") == f"{ours['counters']['tokens_per_step']:.2f}"
+    assert shown(tab, "paged", "waiting", 1) == f"{ours['waiting'][77]:,}"
 
     # A rule of the reader's own, and one that does not work.
     put(tab, "code", "def reserve(request, max_model_len):\n    return request.output_tokens + 100\n")

@@ -339,7 +339,8 @@
       this.element.style.setProperty("--c", `var(--${policy})`);
       this.canvas.addEventListener("pointermove", (event) => this.point(this.cellAt(event)));
       this.canvas.addEventListener("pointerdown", (event) => this.point(this.cellAt(event)));
-      this.canvas.addEventListener("pointerleave", () => this.point(null));
+      // A finger that is lifted leaves, too; what it pointed at stays.
+      this.canvas.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && this.point(null));
       this.canvas.addEventListener("keydown", (event) => this.move(event));
       this.log.addEventListener("click", ({ target }) => target.dataset.step && goTo(Number(target.dataset.step)));
     }
