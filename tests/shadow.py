@@ -174,7 +174,7 @@ class Shadow:
             group = prefill.group
             num_tokens = group.request.prompt_tokens + self.emitted[group]
             assert prefill.num_tokens == num_tokens
-            assert prefill.num_cached == self._cached_tokens(group.request)
+            assert prefill.num_cached == self._cached_tokens(group)
             self.seen["cached"] += prefill.num_cached
             self.seen["recompute"] += self.emitted[group] > 0
             # Contiguous sequences share nothing: the first computes the prompt, and spread_prompt copies it.
@@ -192,10 +192,15 @@ class Shadow:
         self.pool.gpu[block][slot] = token
         return block
 
-    def _cached_tokens(self, request: Request) -> int:
+    def _cached_tokens(self, group: SequenceGroup) -> int:
         """Whole blocks of the stored prefix, never the entire prompt: its last token's output is needed."""
+        request = group.request
         stored = len(self._prefixes.get(request.prefix_id, ()))
         return min(stored // self.size, (request.prompt_tokens - 1) // self.size) * self.size
+
+    def _common_blocks(self) -> set[int]:
+        """What unrelated requests may share."""
+        return self._prefix_blocks
 
     def _choose_parents(self, running: list[SequenceGroup]) -> dict[SequenceGroup, list[int]]:
         """A random beam step: any non-empty set of beams survives in place, the others continue these."""
@@ -231,7 +236,7 @@ class Shadow:
                 if self.paged:
                     assert len(self.manager.block_table(seq)) == -(-len(tokens) // self.size)
         for group in self.scheduler.swapped:
-            cached = self._cached_tokens(group.request)  # stays on the GPU
+            cached = self._cached_tokens(group)  # stays on the GPU
             for seq in group.seqs:  # the newest token has not been an input yet
                 tokens = self.history[seq][:-1]
                 assert self._read(self.pool.gpu, seq, cached) == tokens[:cached]
@@ -305,11 +310,11 @@ class Shadow:
             on_gpu = [(group, block) for group in scheduler.running for block in self._blocks(group, 0, None)]
             on_cpu = []
             for group in scheduler.swapped:
-                prefix = self._cached_tokens(group.request) // self.size
+                prefix = self._cached_tokens(group) // self.size
                 on_gpu += [(group, block) for block in self._blocks(group, 0, prefix)]
                 on_cpu += [(group, block) for block in self._blocks(group, prefix, None)]
-            for places in (on_gpu, on_cpu):  # a stored prefix is the one thing that unrelated requests may share
-                owned = {pair for pair in places if places is on_cpu or pair[1] not in self._prefix_blocks}
+            for places in (on_gpu, on_cpu):
+                owned = {pair for pair in places if places is on_cpu or pair[1] not in self._common_blocks()}
                 assert len(owned) == len({block for _, block in owned})
             held = Counter(block for _, block in on_gpu) + Counter(self._prefix_blocks)
             self._check_allocator(manager.gpu, held)
@@ -328,7 +333,7 @@ class Shadow:
         # A copy that waits for the next iteration may start from a block whose holder has just ended.
         needed = {op.src for op in scheduler._pending_ops}
         for block in range(manager.num_blocks):
-            if block not in held and block not in needed:
+            if block not in held and block not in needed and block not in self._common_blocks():
                 self.pool.gpu[block] = list(self.pool.empty)
 
     def _blocks(self, group: SequenceGroup, start: int, stop: int | None) -> list[int]:

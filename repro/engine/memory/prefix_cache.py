@@ -1,0 +1,190 @@
+"""Automatic prefix caching, as vLLM V1 has it: full blocks of prompts are found again by what they hold.
+
+A block's hash is chained with that of the block before it, so equal hashes mean equal prefixes. A block keeps its hash
+when its last holder lets it go, and is found until it is handed out for something else; the block free for longest goes
+first. The manager still knows no tokens: `hashes` says what a request's full prompt blocks hold."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
+
+from repro.engine.memory.block_allocator import BlockAllocator
+from repro.engine.memory.interface import CacheOp, MemoryUsage
+from repro.engine.memory.paged import PagedKVCacheManager
+from repro.engine.sequence import Request, SequenceGroup
+from repro.errors import UserError
+
+#: the hashes of a request's full prompt blocks, in order
+Hashes = Callable[[Request], Items[bytes]]
+
+
+def block_hashes(token_ids: Items[int], block_size: int, salt: bytes = b"") -> list[bytes]:
+    """One hash for each full block of a prompt, the same in every process. Prompts with other salts share nothing."""
+    found, before = [], hashlib.sha256(salt).digest()
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
+        block = array("q", token_ids[start : start + block_size])
+        before = hashlib.sha256(before + block.tobytes()).digest()
+        found.append(before)
+    return found
+
+
+class CachingBlockAllocator(BlockAllocator):
+    """Blocks that can be found by their hash, also while they are free; the one free for longest is used first."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self._free: dict[int, None] = dict.fromkeys(range(num_blocks))  # in the order of use
+        self.found: dict[bytes, int] = {}
+        self._holds: dict[int, bytes] = {}
+
+    def keep(self, block: int, content: bytes) -> None:
+        """`block` holds this from now on, and is found by it unless another block is."""
+        if self.found.setdefault(content, block) == block:
+            self._holds[block] = content
+
+    def allocate(self) -> int:
+        block = next(iter(self._free), None)
+        if block is None:
+            raise IndexError("a block asked for, none free")
+        del self._free[block]
+        if (content := self._holds.pop(block, None)) is not None:
+            del self.found[content]
+        self.ref_counts[block] = 1
+        return block
+
+    def allocate_many(self, count: int) -> list[int]:
+        if count > len(self._free):
+            raise IndexError(f"{count} blocks asked for, {len(self._free)} free")
+        return [self.allocate() for _ in range(count)]
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Drop one reference to each of `blocks`, the last one first: a prompt's end serves the fewest."""
+        for block in reversed(list(blocks)):
+            if self.ref_counts[block] < 1:
+                raise ValueError(f"block {block} is freed twice")
+            self.ref_counts[block] -= 1
+            if not self.ref_counts[block]:
+                self._free[block] = None
+
+    def share(self, blocks: Iterable[int], holders: int = 1) -> None:
+        """Add `holders` references to each of `blocks`, which are in use or found by their hash."""
+        for block in blocks:
+            if not self.ref_counts[block]:
+                if block not in self._holds:
+                    raise ValueError(f"block {block} is free and cannot be shared")
+                del self._free[block]
+            self.ref_counts[block] += holders
+
+
+class PrefixCachingKVCacheManager(PagedKVCacheManager):
+    """Paged memory in which a request that starts takes over the blocks that hold the beginning of its prompt.
+
+    At least a prompt's last token is computed, since its output is needed; blocks partly filled are never shared. Hits
+    are decided when a group starts and stay its own until it ends, is recomputed or swapped: swapping moves everything.
+    `num_asked` and `num_hit` count prompt tokens of starts, and those that were found."""
+
+    def __init__(
+        self, num_blocks: int, block_size: int = 16, watermark: float = 0.01, num_cpu_blocks: int = 0, *, hashes: Hashes
+    ) -> None:
+        super().__init__(num_blocks, block_size, watermark, num_cpu_blocks)
+        self.gpu: CachingBlockAllocator = CachingBlockAllocator(self.num_blocks)
+        self.num_asked = self.num_hit = 0
+        self._hashes = hashes
+        self._hits: dict[SequenceGroup, int] = {}  # blocks, of groups that have memory
+
+    def store_prefix(self, prefix_id: str, num_tokens: int) -> int:
+        raise UserError("a prefix cache finds shared prefixes by itself; use the system without it to declare one")
+
+    def _match(self, group: SequenceGroup) -> list[int]:
+        """The blocks that hold the beginning of the group's prompt, but for its last token."""
+        found: list[int] = []
+        for content in self._hashes(group.request)[: (group.request.prompt_tokens - 1) // self.block_size]:
+            if (block := self.gpu.found.get(content)) is None:
+                break
+            found.append(block)
+        return found
+
+    def prefix_tokens(self, group: SequenceGroup) -> int:
+        held = self._hits.get(group)
+        return self.block_size * (len(self._match(group)) if held is None else held)
+
+    def layout(self, group: SequenceGroup, num_tokens: int) -> tuple[int, int, int]:
+        total, prefix = self.cdiv(num_tokens), self.prefix_tokens(group) // self.block_size
+        fresh = len(group.seqs) == 1 or num_tokens == group.request.prompt_tokens
+        shared = total if fresh else group.request.prompt_tokens // self.block_size
+        return prefix, shared - prefix, total - shared
+
+    def blocks_at_most(self, group: SequenceGroup) -> int:
+        """As if nothing were found."""
+        request = group.request
+        full = request.prompt_tokens // self.block_size
+        return full + (self.cdiv(request.prompt_tokens + request.output_tokens - 1) - full) * request.sampling.n
+
+    def can_allocate(self, group: SequenceGroup, num_tokens: int) -> bool:
+        revived = sum(not self.gpu.ref_counts[block] for block in self._match(group))
+        return self.blocks_needed(group, num_tokens) + revived + self.watermark_blocks <= self.gpu.num_free
+
+    def allocate(self, group: SequenceGroup, num_tokens: int) -> None:
+        common, (_, num_shared, num_own) = self._match(group), self.layout(group, num_tokens)
+        self._hits[group] = len(common)
+        self.num_asked += group.request.prompt_tokens
+        self.num_hit += len(common) * self.block_size
+        self.gpu.share(common, len(group.seqs))
+        shared = self.gpu.allocate_many(num_shared)
+        self.gpu.share(shared, len(group.seqs) - 1)
+        for seq in group.seqs:
+            self._tables[seq] = common + shared + self.gpu.allocate_many(num_own)
+        self._keep(group, len(common), num_tokens)
+
+    def append_slots(self, group: SequenceGroup, num_tokens: int) -> list[CacheOp]:
+        ops = super().append_slots(group, num_tokens)
+        starts_a_block = (num_tokens - 1) % self.block_size == 0
+        if starts_a_block and num_tokens <= group.request.prompt_tokens + 1:  # of a prompt in parts
+            self._keep(group, (num_tokens - 1) // self.block_size - 1, num_tokens - 1)
+        return ops
+
+    def _keep(self, group: SequenceGroup, first: int, num_tokens: int) -> None:
+        """From block `first` on, full prompt blocks that hold computed tokens are found from now on: what is computed
+        in an iteration is written before anything in it is read."""
+        full = min(num_tokens, group.request.prompt_tokens) // self.block_size
+        table = self._tables[group.seqs[0]]
+        for index, content in enumerate(self._hashes(group.request)[:full]):
+            if index >= first:
+                self.gpu.keep(table[index], content)
+
+    def free(self, group: SequenceGroup) -> None:
+        super().free(group)
+        self._hits.pop(group, None)
+
+    def _movable_blocks(self, group: SequenceGroup) -> Counter[int]:
+        return Counter(block for seq in group.seqs for block in self._tables[seq])
+
+    def swap_out(self, group: SequenceGroup) -> list[CacheOp]:
+        self._hits[group] = 0
+        return super().swap_out(group)
+
+    def usage(self, groups: Iterable[tuple[SequenceGroup, int]]) -> MemoryUsage:
+        size, logical, ends, held = self.block_size, 0, {}, set()
+        for group, num_tokens in groups:
+            tables = [self._tables[seq] for seq in group.seqs]
+            logical += sum(map(len, tables))
+            held.update(*tables)
+            used = (num_tokens - 1) % size + 1
+            final = group.request.prompt_tokens + group.request.output_tokens - 1
+            later = min(size - used, max(final - num_tokens, 0))
+            ends |= {table[-1]: (used, later) for table in tables}
+        used, later = (sum(part) for part in zip(*ends.values())) if ends else (0, 0)
+        return MemoryUsage(
+            total=self.num_blocks * size,
+            token_states=(len(held) - len(ends)) * size + used,
+            reserved=later,
+            internal=len(ends) * size - used - later,
+            rounding=0,
+            free=self.gpu.num_free * size,
+            logical_blocks=logical,
+            physical_blocks=self.num_blocks - self.gpu.num_free,
+        )
