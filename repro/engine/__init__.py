@@ -9,7 +9,8 @@ Read it in this order; it takes a quarter of an hour.
     loop         the main loop: requests arrive, the scheduler decides, the executor runs, the clock moves
     executor     what the loop asks of whatever runs an iteration
     clock        virtual or real time
-    memory/      K/V memory: block tables, sharing, copy-on-write (§4.2 to 4.4); the Orcas' contiguous chunks (§6.1)
+    memory/      K/V memory: block tables, sharing, copy-on-write (§4.2 to 4.4); the Orcas' contiguous chunks
+                 (§6.1); prefix_cache: blocks found by what they hold (vLLM V1)
     events       what the scheduler decided, as records
     systems      vLLM, the Orcas and FasterTransformer as data
     chunked      the scheduler with a token budget an iteration (vLLM V1)
