@@ -44,6 +44,7 @@ _EVIDENCE = {
     "recorded": "measured earlier, on the GPU named",
 }
 FILE_NAME = "index.html"
+EXPLORER = "explorer.html"  # beside it, if repro.explore has made one
 #: A title's beginning serves as its label where it is no longer than this.
 _LABEL_LENGTH = 34
 
@@ -111,6 +112,7 @@ def html(figures: Path, experiments: Mapping[str, Description]) -> str:
         evidence=_EVIDENCE,
         colors=COLOR,
         machines=_machines(made),
+        explorer=EXPLORER if (figures / EXPLORER).is_file() else "",
     )
 
 

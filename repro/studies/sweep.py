@@ -229,7 +229,10 @@ def draw(
     axis.set_xticks(range(len(panels)), [titles[panel].replace(", ", "\n") for panel in panels])
     axis.set(ylabel="deviation of the rate (%)", xlim=(-0.6, len(panels) - 0.25))
     axis.grid(axis="x", visible=False)
-    plotting.legend(drawing, shown, more=[plotting.cross(crosses)] if crosses else [])
+    more = [plotting.cross(crosses)] if crosses else []
+    if traced:
+        more.append(plotting.key("on the authors' own trace", "black", marker="_", linestyle="", markersize=9))
+    plotting.legend(drawing, shown, more=more)
     plotting.footer(drawing, shown, note=note)
     return drawing
 

@@ -186,6 +186,8 @@ def test_a_quorum_allows_few_misses_and_none_far_off():
     assert judged({"a": 1.0, "b": {"c": 1.15, "d": 0.85}, "e": 0.95}) is Verdict.DIFFERS
     assert judged({"a": 1.0, "b": {"c": 1.0, "d": 1.21}, "e": 1.0}) is Verdict.DIFFERS
     assert judged({"a": 1.0, "b": {"c": 1.0}, "e": 1.0}) is Verdict.NOT_RUN
+    found = rule.verdicts({(name,): (1.0, ours) for name, ours in (("a", 1.0), ("b", 1.3), ("c", 1.05), ("d", 1.0))})
+    assert [path for (path,), verdict in found.items() if verdict is Verdict.DIFFERS] == ["b"]
 
 
 @pytest.mark.parametrize(

@@ -189,11 +189,14 @@ class Rule:
     def verdicts(self, members: Mapping[KeyPath, tuple[Leaf, Leaf]]) -> dict[KeyPath, Verdict]:
         """The verdict of each key that the rule covers, from (paper, ours) by path.
 
-        Keys that are judged together share a verdict, but for those that are missing."""
+        Keys that are judged together share a verdict, but for those that are missing, and for the members of a failed
+        quorum that do lie within its `percent`."""
         found = {path: self.leaf(*pair) for path, pair in members.items()}
         if self.type in _GROUPED:
-            shared = Verdict.REPRODUCED if self._holds(members, found) else Verdict.DIFFERS
-            found = {path: one if one is Verdict.NOT_RUN else shared for path, one in found.items()}
+            holds = self._holds(members, found)
+            if holds or self.type == "order":
+                shared = Verdict.REPRODUCED if holds else Verdict.DIFFERS
+                found = {path: one if one is Verdict.NOT_RUN else shared for path, one in found.items()}
         return found
 
     def _holds(self, members: Mapping[KeyPath, tuple[Leaf, Leaf]], found: Mapping[KeyPath, Verdict]) -> bool:
