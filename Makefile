@@ -48,7 +48,7 @@ reproduce: setup ## compute every experiment, draw every figure, judge every cla
 	  $(if $(ONLY),--only $(ONLY)) $(if $(JOBS),--jobs "$(JOBS)")
 
 test: setup ## the whole test suite, the smoke-scale reproduction included
-	@"$(PY)" -m pytest -n auto --maxprocesses 4 --dist loadfile $(TESTS)
+	@"$(PY)" -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 fuzz: setup ## random runs of the whole engine, each checked at every step (RUNS=20000, SEED=0)
 	@"$(PY)" tests/fuzz.py --runs "$(or $(RUNS),20000)" --seed "$(or $(SEED),0)"
