@@ -6,6 +6,7 @@ Importing the package imports nothing else. Each of these names is imported when
     experiments         what there is to open, with titles
     serve               one serving run in virtual time: a system, a deployment, a trace
     make_trace          requests with the paper's lengths, or with lengths of your own
+    read_trace          requests from a file of yours, in a public format or as plain CSV
     cost_model          what an iteration is charged in virtual time
     SYSTEMS             vLLM, the Orcas and FasterTransformer by name
     System              one of them, as data
@@ -29,6 +30,7 @@ _NAMES = {
     "experiments": ("repro.harness.experiment", "experiments"),
     "serve": ("repro.simulate.serve", "serve"),
     "make_trace": ("repro.workloads", "make_trace"),
+    "read_trace": ("repro.workloads.public", "read_trace"),
     "cost_model": ("repro.simulate.profiles", "cost_model"),
     "SYSTEMS": ("repro.engine.systems", "SYSTEMS"),
     "System": ("repro.engine.systems", "System"),
