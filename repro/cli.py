@@ -109,6 +109,18 @@ def _parser() -> argparse.ArgumentParser:
     diff.add_argument("b", metavar="B", help="the same for the other run")
     diff.add_argument("--lines", type=int, default=10, metavar="N", help="numbers shown an experiment (10; 0: all)")
     diff.set_defaults(command=_diff)
+    trace = commands.add_parser("trace", help="say what a trace of yours asks of a server (docs/workloads.md)")
+    trace.add_argument("file", metavar="FILE", help="Azure's, BurstGPT's or Mooncake's format, or a CSV of your own")
+    trace.add_argument("--model", default="opt-13b", help="one of the paper's models on its GPUs (default: opt-13b)")
+    said = "fit, budget, seqs, block, preemption (default: all)"
+    trace.add_argument("--questions", nargs="+", metavar="NAME", help=said)
+    trace.add_argument("--start", type=float, default=0.0, metavar="S", help="begin S seconds into the file")
+    trace.add_argument("--duration", type=float, metavar="S", help="take S seconds (default: the rest of the file)")
+    trace.add_argument("--speed", type=float, default=1.0, metavar="X", help="arrivals X times as fast (default: 1)")
+    said = "for a file of lengths only: Poisson arrivals of R requests/s, for 600 s unless --duration says otherwise"
+    trace.add_argument("--rate", type=float, metavar="R", help=said)
+    trace.add_argument("--jobs", default=os.environ.get("JOBS") or "", metavar="N", help="worker processes (all cores)")
+    trace.set_defaults(command=_trace)
     commands.add_parser("doctor", help="say what this machine can and cannot run").set_defaults(command=_doctor)
     calibrate = commands.add_parser("calibrate", help="solve the cost model's anchors again")
     said = "measure: the simulator and, on a GPU, kernels, end to end and serving; or only what is named"
@@ -287,6 +299,37 @@ def _doctor(options: argparse.Namespace) -> int:
     from repro.setup import doctor
 
     return doctor.main() or 0
+
+
+def _trace(options: argparse.Namespace) -> int:
+    from repro.checks import lookup
+    from repro.engine.config import DEPLOYMENTS
+    from repro.harness.progress import Progress
+    from repro.harness.workers import number_of_workers
+    from repro.simulate import trace_doctor
+    from repro.workloads.public import read_trace, with_arrivals
+
+    deployment, jobs = lookup("model", DEPLOYMENTS, options.model), number_of_workers(options.jobs)
+    longest, questions = deployment.model.max_model_len, trace_doctor.QUESTIONS
+    asked = {name: lookup("question", questions, name) for name in options.questions or questions}
+    if options.rate is None:
+        trace = read_trace(options.file, longest, options.start, options.duration, options.speed)
+    elif options.start or options.speed != 1:
+        raise UserError("--rate draws arrivals, so --start and --speed have nothing to act on; leave them out")
+    else:
+        trace = with_arrivals(options.file, options.rate, options.duration or 600.0, longest)
+    print(f"{trace.card}\n", flush=True)
+    settings = {(name, called): one for name, (_, many) in asked.items() for called, one in many.items()}
+    try:
+        table = trace_doctor.compare(trace, settings, deployment, jobs, partial(Progress, "trace", workers=jobs))
+    except KeyboardInterrupt:
+        print("\nrepro: interrupted; nothing is kept", file=sys.stderr)
+        return 130
+    for name, (question, _) in asked.items():
+        shown = trace_doctor.in_short(table.loc[name]).to_string()
+        print(f"\n{question} {trace_doctor.answer(name, table.loc[name])}\n{shown}")
+    print(f"\nModelled, not measured: {deployment.model.name} on {deployment.num_gpus} x {deployment.device.name}")
+    return 0
 
 
 def _bench_all(options: argparse.Namespace) -> int:
