@@ -442,8 +442,9 @@ def test_faults_of_a_notebook_are_found(project: FakeProject) -> None:
     assert len(faults_of_notebook(path)) == 3
 
 
-# The quickstart is a tour of the engine, not an experiment; tests/test_quickstart.py runs it.
-NOTEBOOKS = sorted(path for path in (committed() / "notebooks").glob("*.ipynb") if path.stem != "quickstart")
+# Two are no experiments; tests/test_quickstart.py and tests/simulate/test_trace_doctor.py run them.
+TOURS = {"quickstart", "trace_doctor"}
+NOTEBOOKS = sorted(path for path in (committed() / "notebooks").glob("*.ipynb") if path.stem not in TOURS)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
