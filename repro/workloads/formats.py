@@ -64,6 +64,7 @@ MOONCAKE = Format(
     "mooncake",
     "Mooncake",
     ("timestamp", "input_length", "output_length"),
+    read=lambda value: _number(None if isinstance(value, str) else value),  # what is quoted is of some other unit
     per_second=1e3,
     is_json=True,
     remark="; what prompts share (hash_ids) is not used",

@@ -107,6 +107,17 @@ def test_no_more_run_than_the_cap_and_the_pool_allow(trace: Trace) -> None:
     assert fit["running_90"].max() * fewest < OPT.kv_slots
 
 
+def test_what_the_page_says_of_the_sample_is_so() -> None:
+    sample = read_trace(SAMPLE)
+    fit = ask("fit", sample).loc[:, ["running_10", "running_50", "running_90"]].to_numpy().tolist()
+    assert (len(sample), round(sample.card.duration_s)) == (263, 148) and fit[1] == [26, 36, 47] and fit[0][1] == 16
+    for question, setting, times in (("seqs", "16", 10.1), ("block", "256", 1.76)):
+        latency = ask(question, sample)["latency_90"]
+        assert latency[setting] / latency.min() == pytest.approx(times, abs=0.1)
+    for question in ("budget", "preemption"):
+        assert answer(question, ask(question, sample)).startswith("It makes no difference above 5 %")
+
+
 def test_answers_follow_from_the_table() -> None:
     table = pd.DataFrame({"latency_90": [0.1, 0.104, 0.2]}, index=["8", "16", "32"])
     assert answer("block", table).endswith("0.1 s/token, has 8, 16. Times as much 32: 2.00.")

@@ -127,6 +127,7 @@ HEAD = "arrival_s,prompt_tokens,output_tokens\n"
         (MOONCAKE + "[1]\n", 5, "no timestamp, input_length, output_length"),
         (MOONCAKE + '{"timestamp": 1,\n', 5, "not JSON, one request a line"),
         (MOONCAKE.replace("30535,", "NaN,"), 3, "timestamp is nan"),
+        (MOONCAKE.replace("30535,", '"30535",'), 3, "timestamp is '30535', not a time"),
         (MOONCAKE.replace("6472", "true"), 3, "input_length is True, not a whole number"),
         (MOONCAKE.replace("6472", "64.0"), 3, "input_length is 64.0, not a whole number"),
     ],
