@@ -122,7 +122,7 @@ def crossing_of(
 @house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     found, schedulers = rows["crossing"], params.schedulers
-    titles = [f"{MODEL.upper()}, {prefix} tokens alike" for prefix in params.prefixes]
+    titles = [f"LLaMA-13B, {prefix} tokens alike" for prefix in params.prefixes]
     figure, axes = plotting.panels(titles, width=5.2, height=2.9)
     height = 0.8 / len(schedulers)
     for axis, prefix in zip(axes, params.prefixes):
