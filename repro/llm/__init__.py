@@ -20,9 +20,13 @@
 
 Only this package, `repro.kernels` and `repro.bench` import torch."""
 
+import os
 import warnings
 
 from repro.errors import left_out
+from repro.setup.environment import wait_without_spinning
+
+wait_without_spinning(os.environ)  # before torch: whoever starts the process, a script or another Jupyter
 
 with warnings.catch_warnings():
     # In a notebook tqdm recommends a package of widgets, once, when transformers imports this. Nothing here needs that.

@@ -1,11 +1,14 @@
 """The environment of a run: offline unless asked, inside the project, and never against what the user has set."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from repro.setup import environment
-from repro.setup.environment import prepare_environment
+from repro.setup.environment import ROOT, prepare_environment
 
 FOLDERS = ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "MPLCONFIGDIR")
 
@@ -50,6 +53,16 @@ def test_threads_wait_without_spinning() -> None:
     prepare_environment(environ)
     assert (environ["OMP_WAIT_POLICY"], environ["GOMP_SPINCOUNT"]) == ("PASSIVE", "0")
     assert environ["KMP_BLOCKTIME"] == "200"  # the user's own
+
+
+def test_threads_of_a_model_wait_without_spinning_whoever_starts_the_process() -> None:
+    pytest.importorskip("torch")
+    environ = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    program = "import repro; repro.LLM; import os; print(os.environ['OMP_WAIT_POLICY'], os.environ['GOMP_SPINCOUNT'])"
+    said = subprocess.run(
+        [sys.executable, "-c", program], env={**environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert said.stdout == "PASSIVE 0\n", said.stderr
 
 
 def test_writable_looks_at_the_nearest_folder_that_exists(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ def sharing():
 
 @pytest.mark.parametrize("method", ["parallel", "beam"])
 def test_the_recorded_gain_over_oracle_is_the_papers_and_grows_with_sharing(sharing, method):
-    """No number here was fitted: the same engine runs both systems, and what they differ in is memory. Samples are within
-    10 %; windows of 8 s leave beams, no two of whose steps are alike, an interval of 10 to 22 % besides."""
+    """No number here was fitted: the same engine runs both systems, and what they differ in is memory. Samples lie
+    within 10 %; windows of 8 s leave beams, no two of whose steps are alike, an interval of 10 to 22 % besides."""
     found, drawn = fig14_measured.gains(sharing, method), fig14_measured.paper_gains(method)
     ours = {n: gain for n, (gain, _) in found.items()}
     for n, (gain, half) in found.items():
