@@ -15,6 +15,8 @@ from pathlib import Path
 from repro.setup.environment import ROOT
 
 PARTS = ("README.md", "pyproject.toml", "docs", "experiments", "notebooks", "repro", "tests")
+#: Notebooks that are no experiments; tests/test_quickstart.py and tests/simulate/test_trace_doctor.py run them.
+TOURS = {"quickstart", "trace_doctor"}
 
 
 @functools.cache

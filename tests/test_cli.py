@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from committed import committed
+from committed import TOURS, committed
 from fake_project import CELLS, FakeProject
 
 import repro
@@ -442,8 +442,6 @@ def test_faults_of_a_notebook_are_found(project: FakeProject) -> None:
     assert len(faults_of_notebook(path)) == 3
 
 
-# Two are no experiments; tests/test_quickstart.py and tests/simulate/test_trace_doctor.py run them.
-TOURS = {"quickstart", "trace_doctor"}
 NOTEBOOKS = sorted(path for path in (committed() / "notebooks").glob("*.ipynb") if path.stem not in TOURS)
 
 

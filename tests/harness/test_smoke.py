@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from committed import committed
+from committed import TOURS, committed
 
 from repro.report.claims.claim import load
 from repro.setup.environment import ROOT
@@ -29,10 +29,7 @@ def test_the_smoke_reproduction_runs_from_nothing_and_leaves_the_committed_figur
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     stems = sorted(path.stem for path in (ROOT / "experiments").glob("*.yaml"))
     assert stems
-    assert set(stems) >= {path.stem for path in (committed() / "notebooks").glob("*.ipynb")} - {
-        "quickstart",
-        "trace_doctor",
-    }
+    assert set(stems) >= {path.stem for path in (committed() / "notebooks").glob("*.ipynb")} - TOURS
 
     figures = tmp_path / "smoke" / "figures"
     page = (figures / "index.html").read_text(encoding="utf-8")
