@@ -8,10 +8,11 @@ Importing the package imports nothing else. Each of these names is imported when
     make_trace          requests with the paper's lengths, or with lengths of your own
     read_trace          requests from a file of yours, in a public format or as plain CSV
     cost_model          what an iteration is charged in virtual time
-    SYSTEMS             vLLM, the Orcas and FasterTransformer by name
+    SYSTEMS             vLLM of the paper and V1, the Orcas and FasterTransformer by name
     System              one of them, as data
     register            makes a system of your own known by its name
     contiguous_system   an Orca-style system with a reservation policy of your own
+    paged_system        the paper's vLLM with scheduling policies of your own
     DEPLOYMENTS         the paper's models on their GPUs (Table 1) by name
     PreemptionMode      how a request is preempted (Section 4.5): recomputing or swapping
     LLM                 a real model over paged memory, on a CPU or a GPU
@@ -36,6 +37,7 @@ _NAMES = {
     "System": ("repro.engine.systems", "System"),
     "register": ("repro.engine.systems", "register"),
     "contiguous_system": ("repro.engine.systems", "contiguous_system"),
+    "paged_system": ("repro.engine.systems", "paged_system"),
     "DEPLOYMENTS": ("repro.engine.config", "DEPLOYMENTS"),
     "PreemptionMode": ("repro.engine.scheduler", "PreemptionMode"),
     "LLM": ("repro.llm", "LLM"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 
 from repro.engine.events import Event
@@ -10,11 +11,17 @@ from repro.engine.sequence import Request
 
 
 def check_log(
-    events: Items[Event], requests: Items[Request], config: SchedulerConfig, exact_lengths: bool = True
+    events: Items[Event],
+    requests: Items[Request],
+    config: SchedulerConfig,
+    exact_lengths: bool = True,
+    order: Mapping[int, tuple[float, ...]] | None = None,
+    last_goes: bool = True,
 ) -> None:
-    """`exact_lengths`: nothing stopped early, so every request must run exactly as long as the trace says."""
+    """`exact_lengths`: nothing stopped early, so every request must run exactly as long as the trace says. `order`: the
+    places of the requests in the queue (first come, first served); `last_goes`: whether its last one is driven out."""
     by_id = {request.request_id: request for request in requests}
-    order = {request.request_id: (request.arrival_s, request.request_id) for request in requests}
+    order = order or {request.request_id: (request.arrival_s, request.request_id) for request in requests}
     state: dict[int, str] = {}
     entered: dict[int, int] = {}  # iteration in which a running request entered
     generated = dict.fromkeys(by_id, 0)
@@ -52,7 +59,8 @@ def check_log(
             preempting = now
             running = those("running")
             assert detail["requester"] in running
-            assert order[number] == max(order[other] for other in running), "the victim is not the latest arrival"
+            is_last = order[number] == max(order[other] for other in running)
+            assert is_last or not last_goes, "the victim is not the latest arrival"
             may_swap = config.preemption is PreemptionMode.SWAP or (
                 config.preemption is PreemptionMode.BY_GROUP and request.sampling.n > 1
             )
@@ -61,6 +69,9 @@ def check_log(
             if detail["mode"] == "recompute":
                 assert detail["tokens"] == request.prompt_tokens + generated[number] - 1
             state[number] = "swapped" if detail["mode"] == "swap" else "waiting"
+        elif kind == "abort":
+            assert state[number] != "finished"
+            state[number] = "finished"
         elif kind == "fork":
             assert state[number] == "running" and request.sampling.use_beam_search
         elif kind == "finish":

@@ -11,6 +11,7 @@ as it can be and printed as a `Case` that a regression test can hold.
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import signal
 import sys
@@ -21,8 +22,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from event_log import check_log
-from shadow import Shadow
+from shadow import CachingShadow, Shadow, arrival
 
+from repro.engine.chunked import ChunkedPrefillConfig, ChunkedPrefillScheduler
 from repro.engine.events import Event
 from repro.engine.executor import Executor, StepResult
 from repro.engine.loop import Engine, Outcome
@@ -34,12 +36,19 @@ from repro.engine.memory import (
     reserve_oracle,
     reserve_pow2,
 )
+from repro.engine.memory.prefix_cache import PrefixCachingKVCacheManager
+from repro.engine.policies import last_in_order
 from repro.engine.scheduler import Batching, PreemptionMode, Scheduler, SchedulerConfig, SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams
 from repro.errors import UserError
 from repro.harness.progress import Progress
 
 RESERVATIONS = {"max": reserve_max, "pow2": reserve_pow2, "oracle": reserve_oracle}
+VICTIMS = {
+    "last": last_in_order,
+    "first": lambda groups: groups[0],
+    "most_generated": lambda groups: max(groups, key=lambda group: group.num_generated),
+}
 #: a run has so few tokens that it takes milliseconds; one that takes this long does not end
 PATIENCE_S = 30
 
@@ -54,11 +63,14 @@ class Ask:
     beam: bool = False
     prefix: str | None = None
     arrival: int = 0
+    priority: int = 0
 
 
 @dataclass(frozen=True)
 class Case:
-    """A run, completely. `system` is "paged" or one of RESERVATIONS; the caps None are none."""
+    """A run, completely. `system` is "paged" or one of RESERVATIONS; the caps None are none. `chunked`: by the
+    scheduler of V1, whose prompts are cut at `threshold`; `caching`: with a prefix cache; `order` and `victim`: by
+    these policies; `abort_rate`: how often a request is taken back before a step."""
 
     asks: tuple[Ask, ...]
     system: str = "paged"
@@ -75,18 +87,41 @@ class Case:
     stop_rate: float = 0.0
     lookahead: int = 1
     seed: int = 0
+    chunked: bool = False
+    threshold: int = 0
+    caching: bool = False
+    order: str = "fcfs"
+    victim: str = "last"
+    abort_rate: float = 0.0
 
     def manager(self) -> KVCacheManager:
         if self.system == "paged":
-            return PagedKVCacheManager(self.num_blocks, self.block_size, self.watermark, self.cpu_blocks)
+            sizes = self.num_blocks, self.block_size, self.watermark, self.cpu_blocks
+            return (
+                PrefixCachingKVCacheManager(*sizes, hashes=lambda _: ())
+                if self.caching
+                else PagedKVCacheManager(*sizes)
+            )
         return ContiguousKVCacheManager(
             self.num_blocks, self.block_size, reservation=RESERVATIONS[self.system], max_model_len=self.max_model_len
         )
 
     def config(self) -> SchedulerConfig:
-        return SchedulerConfig(
-            Batching(self.batching), PreemptionMode(self.preemption), self.max_num_seqs, self.max_num_batched_tokens
-        )
+        policies = {"order": self.order, "victim": VICTIMS[self.victim], "oracle": self.order == "shortest_output"}
+        caps = {"max_num_seqs": self.max_num_seqs, "max_num_batched_tokens": self.max_num_batched_tokens}
+        if self.chunked:
+            cuts = {"max_model_len": self.max_model_len, "long_prefill_token_threshold": self.threshold}
+            return ChunkedPrefillConfig(**caps, **policies, **cuts)
+        return SchedulerConfig(Batching(self.batching), PreemptionMode(self.preemption), **caps, **policies)
+
+    def scheduler(self, log: list[Event] | None = None) -> Scheduler:
+        return (ChunkedPrefillScheduler if self.chunked else Scheduler)(self.manager(), self.config(), log)
+
+    def rank(self, request: Request) -> tuple[float, ...]:
+        """Its place in the queue, as the order's name says."""
+        names = {"priority": "priority", "shortest_prompt": "prompt_tokens", "shortest_output": "output_tokens"}
+        first = (getattr(request, names[self.order]),) if self.order in names else ()
+        return (*first, *arrival(request))
 
     def requests(self) -> list[Request]:
         asks = sorted(self.asks, key=lambda ask: ask.arrival)
@@ -98,6 +133,7 @@ class Case:
                 ask.output,
                 SamplingParams(n=ask.n, use_beam_search=ask.beam),
                 ask.prefix,
+                ask.priority,
             )
             for number, ask in enumerate(asks)
         ]
@@ -129,7 +165,31 @@ def draw(seed: int) -> Case:
         rng.choice((1, 4, 1000)),
         seed,
     )
-    return replace(case, asks=tuple(_asks(case, rng)))
+    case = replace(case, asks=tuple(_asks(case, rng)))
+    return _varied(case, random.Random(f"more {seed}"))
+
+
+def _varied(case: Case, rng: random.Random) -> Case:
+    """Half of the runs as they are; the others with what came after the paper."""
+    if rng.random() < 0.5:
+        return case
+    case = replace(
+        case,
+        order=rng.choice(("fcfs", "fcfs", "priority", "shortest_prompt", "shortest_output")),
+        victim=rng.choice(("last", "last", *VICTIMS)),
+        abort_rate=rng.choice((0.0, 0.0, 0.03)),
+        asks=tuple(replace(ask, priority=rng.randint(-2, 2)) for ask in case.asks),
+    )
+    if case.system == "paged" and rng.random() < 0.6:
+        single = tuple(replace(ask, n=1, beam=False, prefix=None) for ask in case.asks)
+        case = replace(case, caching=True, prefixes=(), block_size=min(case.block_size, 4))
+        case = replace(case, asks=tuple(replace(ask, prefix=None) for ask in case.asks))
+        if rng.random() < 0.7:
+            budget = rng.choice((rng.randint(1, 8), rng.randint(8, 40), 150))
+            case = replace(case, chunked=True, max_num_batched_tokens=budget, asks=single, preemption="recompute")
+            case = replace(case, threshold=rng.choice((0, 0, rng.randint(1, 6))), caching=rng.random() < 0.7)
+            case = replace(case, max_num_seqs=min(case.max_num_seqs, budget), cpu_blocks=0)
+    return case
 
 
 def _asks(case: Case, rng: random.Random) -> Iterator[Ask]:
@@ -153,7 +213,7 @@ def _asks(case: Case, rng: random.Random) -> Iterator[Ask]:
 
 
 def _refused(case: Case) -> bool:
-    scheduler = Scheduler(case.manager(), case.config())
+    scheduler = case.scheduler()
     for prefix_id, num_tokens in case.prefixes:
         with suppress(UserError):
             scheduler.manager.store_prefix(prefix_id, num_tokens)
@@ -174,10 +234,6 @@ class ShadowExecutor(Executor):
         return int(min(self.shadow.random.randint(1, self.shadow.lookahead), until_s - now_s))
 
     def execute(self, output: SchedulerOutput) -> StepResult:
-        scheduler = self.shadow.scheduler
-        for group in [*scheduler.running, *scheduler.waiting]:
-            if group not in self.shadow.emitted:
-                self.shadow.register(group)
         return StepResult([1.0] * output.num_iterations, *self.shadow.execute(output))
 
 
@@ -188,6 +244,7 @@ class CheckedEngine(Engine):
         super().__init__(shadow.scheduler, ShadowExecutor(shadow))
         self.shadow = shadow
         self.most_iterations = 0
+        self.abort_rate, self.aborted = 0.0, set[int]()
         execute, update = self.executor.execute, self.scheduler.update
 
         def executed(output: SchedulerOutput) -> StepResult:
@@ -200,17 +257,30 @@ class CheckedEngine(Engine):
 
         self.executor.execute, self.scheduler.update = executed, updated
 
+    def add(self, request: Request) -> Outcome:
+        outcome = super().add(request)
+        self.shadow.register(next(reversed(self._unfinished)))
+        return outcome
+
     def step(self, next_arrival_s: float) -> None:
+        if self.abort_rate and self.shadow.random.random() < self.abort_rate and self._unfinished:
+            group = self.shadow.random.choice(list(self._unfinished))
+            self.shadow.abort(group, lambda: self.abort(group.request.request_id))
+            self.aborted.add(group.request.request_id)
+        if not self.scheduler.has_work:
+            return
         super().step(next_arrival_s)
         self.shadow.account(self._output, self._ended)
-        # Every iteration gives some request a token, and no token is generated twice.
+        # Every iteration gives some request a token, and no token is generated twice; or it computes some of a prompt.
         assert self.scheduler.iteration <= self.most_iterations, "livelock"
 
 
 def run(case: Case) -> Counter[str]:
     """One run, checked at every step; what happened in it. AssertionError, or what else a fault raises, if it fails."""
     log: list[Event] = []
-    shadow = Shadow(Scheduler(case.manager(), case.config(), log), case.seed, case.stop_rate, case.lookahead)
+    kind = CachingShadow if case.caching else Shadow
+    shadow = kind(case.scheduler(log), case.seed, case.stop_rate, case.lookahead)
+    shadow.rank = case.rank
     for prefix_id, num_tokens in case.prefixes:
         try:
             shadow.store_prefix(prefix_id, num_tokens)
@@ -220,10 +290,18 @@ def run(case: Case) -> Counter[str]:
     shadow.seen["refused"] = len(case.asks) - len(requests)
     engine = CheckedEngine(shadow)
     engine.most_iterations = sum(request.output_tokens for request in requests)
+    if case.chunked:
+        prompts = sum(request.prompt_tokens + request.output_tokens + 2 for request in requests)
+        engine.most_iterations += (1 + len(requests)) * prompts
+    engine.abort_rate = case.abort_rate
     outcomes = engine.run(requests)
     shadow._check_everything_is_returned()
-    check_log(log, requests, case.config(), exact_lengths=not case.stop_rate)
-    _check_outcomes(outcomes, requests, log)
+    if not case.chunked:  # whose decisions the shadow store checks alone
+        last = case.victim == "last"
+        check_log(
+            log, requests, case.config(), not case.stop_rate, {r.request_id: case.rank(r) for r in requests}, last
+        )
+    _check_outcomes(outcomes, requests, log, engine.aborted)
     shadow.seen["swapped above the pool"] += shadow.max_swapped_blocks > case.num_blocks
     shadow.seen["one block"] += case.num_blocks == 1 and bool(requests)
     return shadow.seen
@@ -242,11 +320,14 @@ def _is_taken(scheduler: Scheduler, request: Request) -> bool:
     return True
 
 
-def _check_outcomes(outcomes: list[Outcome], requests: list[Request], log: list[Event]) -> None:
+def _check_outcomes(outcomes: list[Outcome], requests: list[Request], log: list[Event], aborted: set[int]) -> None:
     preemptions = Counter(event.request_id for event in log if event.kind == "preempt")
     assert [outcome.request for outcome in outcomes] == requests
     for outcome in outcomes:
-        assert outcome.request.arrival_s + 1 <= outcome.first_token_s <= outcome.finish_s
+        if outcome.request.request_id in aborted:
+            assert math.isnan(outcome.finish_s)
+        else:
+            assert outcome.request.arrival_s + 1 <= outcome.first_token_s <= outcome.finish_s
         assert outcome.num_preemptions == preemptions[outcome.request.request_id]
 
 
@@ -295,7 +376,7 @@ def _simpler(case: Case) -> Iterator[Case]:
     if len(asks) > 1:
         yield from (replace(case, asks=asks[:index] + asks[index + 1 :]) for index in range(len(asks)))
     for index, ask in enumerate(asks):
-        for name, least in (("n", 1), ("prompt", 1), ("output", 1), ("arrival", 0)):
+        for name, least in (("n", 1), ("prompt", 1), ("output", 1), ("arrival", 0), ("priority", 0)):
             for value in _lower(getattr(ask, name), least):
                 changed = replace(ask, **{name: value}, **({"beam": False} if (name, value) == ("n", 1) else {}))
                 yield replace(case, asks=(*asks[:index], changed, *asks[index + 1 :]))
@@ -310,7 +391,8 @@ def _simpler(case: Case) -> Iterator[Case]:
     for index in range(len(case.prefixes)):
         yield replace(case, prefixes=case.prefixes[:index] + case.prefixes[index + 1 :])
     usual = Case(asks)
-    for name in ("stop_rate", "watermark", "max_num_batched_tokens", "max_num_seqs", "preemption", "batching"):
+    names = ("stop_rate", "watermark", "max_num_batched_tokens", "max_num_seqs", "preemption", "batching")
+    for name in (*names, "abort_rate", "order", "victim", "threshold", "caching", "chunked"):
         if getattr(case, name) != getattr(usual, name):
             yield replace(case, **{name: getattr(usual, name)})
     for name, least in (

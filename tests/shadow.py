@@ -11,11 +11,13 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 
 from repro.engine.memory import CacheOp, KVCacheManager, OpKind, PagedKVCacheManager
+from repro.engine.memory.prefix_cache import block_hashes
 from repro.engine.running import RunningSet
-from repro.engine.scheduler import Batching, Scheduler, SchedulerOutput
+from repro.engine.scheduler import Batching, Prefill, Scheduler, SchedulerOutput
 from repro.engine.sequence import Request, Sequence, SequenceGroup, Status
 
 WIPED = -1
@@ -52,12 +54,14 @@ class Shadow:
         self.pool = TokenPool(self.manager.num_blocks, num_cpu_blocks, self.size)
         self.random = random.Random(seed)
         self.stop_rate, self.lookahead = stop_rate, lookahead
+        self.rank: Callable[[Request], tuple[float, ...]] = arrival  # the order of the queue
         self.seen: Counter[str] = Counter()
         self.history: dict[Sequence, list[int]] = {}
         self.emitted: dict[
             SequenceGroup, int
         ] = {}  # tokens that each live sequence of an unfinished group has generated
         self.done: set[SequenceGroup] = set()  # finished, but held until their static batch returns
+        self.under_way: dict[SequenceGroup, int] = {}  # prompts cut into chunks, and how far they are computed
         self.max_swapped_blocks = 0
         self._ids = itertools.count()
         self._prefixes: dict[str, list[int]] = {}
@@ -85,6 +89,24 @@ class Shadow:
         for seq in group.seqs:
             self.history[seq] = list(prompt)
         self.emitted[group] = 0
+
+    def abort(self, group: SequenceGroup, abort: Callable[[], None]) -> None:
+        """Take a request back with `abort`."""
+        if group.status is Status.SWAPPED:
+            self.seen["abort swapped"] += 1
+            prefix = self._cached_tokens(group) // self.size
+            self.seen["dropped"] += len({*self._blocks(group, prefix, None)})
+        abort()
+        returned = {one for one in self.done if one.status is Status.FINISHED}  # a batch that waited for it alone
+        assert not returned or self.scheduler.config.batching is Batching.REQUEST
+        self.done -= returned | {group}
+        self.under_way.pop(group, None)
+        for one in returned | {group}:
+            del self.emitted[one]
+        self.seen["finish"] += len(returned - {group})
+        self._forget_histories()
+        self.seen["abort"] += 1
+        self._check_conservation()
 
     def _new_tokens(self, count: int) -> list[int]:
         return list(itertools.islice(self._ids, count))
@@ -128,6 +150,8 @@ class Shadow:
         if output.num_iterations > 1:
             # Beams may be re-parented after any iteration.
             assert not any(group.is_beam for group in output.decodes)
+        for group in output.preempted:
+            self.seen["prompt preempted"] += self.under_way.pop(group, None) is not None
         self._check_accounts(output)
         for op in output.cache_ops:
             self.pool.apply(op)
@@ -174,15 +198,28 @@ class Shadow:
             group = prefill.group
             num_tokens = group.request.prompt_tokens + self.emitted[group]
             assert prefill.num_tokens == num_tokens
-            assert prefill.num_cached == self._cached_tokens(group)
-            self.seen["cached"] += prefill.num_cached
+            self._prefill(prefill)
             self.seen["recompute"] += self.emitted[group] > 0
-            # Contiguous sequences share nothing: the first computes the prompt, and spread_prompt copies it.
-            for seq in group.seqs if self.manager.shares else group.seqs[:1]:
-                for position in range(prefill.num_cached, num_tokens):
-                    self._write(seq, position)
+        for chunk in output.chunks:
+            assert chunk.num_tokens < chunk.group.request.prompt_tokens + self.emitted[chunk.group]
+            self._prefill(chunk)
+            self.under_way[chunk.group] = chunk.num_tokens
+            self.seen["cut"] += 1
+        self.seen["several cut"] += len(output.chunks) > 1
         # Whatever sequences share is computed once, everything else once per sequence.
         assert len(self._written) == output.num_prefill_tokens
+
+    def _prefill(self, part: Prefill) -> None:
+        """A prompt goes on where it was left, or begins behind what is cached."""
+        group = part.group
+        before = self.under_way.pop(group, None)
+        if before is None:
+            self.seen["cached"] += part.num_cached
+        assert part.num_cached == (self._cached_tokens(group) if before is None else before) < part.num_tokens
+        # Contiguous sequences share nothing: the first computes the prompt, and spread_prompt copies it.
+        for seq in group.seqs if self.manager.shares else group.seqs[:1]:
+            for position in range(part.num_cached, part.num_tokens):
+                self._write(seq, position)
 
     def _write(self, seq: Sequence, position: int) -> int:
         token = self.history[seq][position]
@@ -235,6 +272,9 @@ class Shadow:
                 assert self._read(self.pool.gpu, seq, len(tokens)) == tokens
                 if self.paged:
                     assert len(self.manager.block_table(seq)) == -(-len(tokens) // self.size)
+        for group, stored in self.under_way.items():
+            (seq,) = group.seqs
+            assert self._read(self.pool.gpu, seq, stored) == self.history[seq][:stored]
         for group in self.scheduler.swapped:
             cached = self._cached_tokens(group)  # stays on the GPU
             for seq in group.seqs:  # the newest token has not been an input yet
@@ -254,7 +294,9 @@ class Shadow:
         """The scheduler's running totals against a recount."""
         scheduler, config = self.scheduler, self.scheduler.config
         started = [prefill.group for prefill in output.prefills]
-        assert output.decodes + started and list(scheduler.running) == output.decodes + started
+        parts = [part.group for part in (*output.prefills, *output.chunks)]
+        assert output.decodes + parts or output.preempted
+        assert list(scheduler.running) == output.decodes + started
         assert output.num_decode_seqs == sum(len(group.seqs) for group in output.decodes)
         for group in scheduler.running:
             if group not in self.done:
@@ -268,17 +310,24 @@ class Shadow:
         num_seqs = sum(len(group.seqs) for group in scheduler.running)
         num_swapped = sum(len(group.seqs) for group in scheduler.swapped)
         assert scheduler.running.num_seqs == num_seqs
-        assert num_seqs + num_swapped <= config.max_num_seqs  # so the swapped ones can always return
+        under_way = {*self._prefilling()} | {chunk.group for chunk in output.chunks}
+        assert num_seqs + num_swapped + len(under_way) <= config.max_num_seqs  # so the swapped ones can always return
         if config.max_num_batched_tokens is not None:
             # One that has outgrown the cap must be able to return.
             alone = len(started) == 1 and started[0].num_preemptions
             num_tokens = output.num_decode_seqs + output.num_prefill_tokens
             assert num_tokens <= config.max_num_batched_tokens or alone
-        if started and self.paged:
+        fresh = [group for group in parts if group not in self.under_way]
+        if fresh and self.paged:
             assert self.manager.num_free_blocks >= self.manager.watermark_blocks
-        out = [_arrival(group) for group in itertools.chain(scheduler.waiting, scheduler.swapped)]
-        for group in started:  # first come, first served
-            assert group.num_preemptions or all(_arrival(group) < other for other in out), "somebody is overtaken"
+        out = [self.rank(group.request) for group in itertools.chain(scheduler.waiting, scheduler.swapped)]
+        for group in fresh:  # first come, first served, or as the queue's order says
+            mine = self.rank(group.request)
+            assert group.num_preemptions or all(mine < other for other in out), "somebody is overtaken"
+
+    def _prefilling(self) -> Iterable[SequenceGroup]:
+        """Groups whose prompts are under way, as the scheduler says."""
+        return getattr(self.scheduler, "prefilling", ())
 
     def _check_ended(self, held: set[SequenceGroup], ended: list[SequenceGroup]) -> None:
         """What returns is what is done, exactly at its length; a static batch returns together."""
@@ -294,6 +343,9 @@ class Shadow:
         for group in ended:
             del self.emitted[group]
         self.seen["finish"] += len(ended)
+        self._forget_histories()
+
+    def _forget_histories(self) -> None:
         live = {seq for group in self.emitted for seq in group.seqs}
         self.history = {seq: tokens for seq, tokens in self.history.items() if seq in live}
 
@@ -302,12 +354,14 @@ class Shadow:
         scheduler, manager = self.scheduler, self.manager
         assert all(group.status is Status.RUNNING for group in scheduler.running)
         assert all(group.status is Status.SWAPPED for group in scheduler.swapped)
-        assert all(group.status is Status.WAITING for group in scheduler.waiting)
-        resident = [seq for group in itertools.chain(scheduler.running, scheduler.swapped) for seq in group.seqs]
+        assert all(group.status is Status.WAITING for group in (*scheduler.waiting, *self._prefilling()))
+        assert dict.fromkeys(self._prefilling()) == dict.fromkeys(self.under_way)
+        on_card = [*scheduler.running, *self.under_way]
+        resident = [seq for group in (*on_card, *scheduler.swapped) for seq in group.seqs]
         assert set(manager._tables) == set(resident)
         if self.paged:
             # A table is on the GPU, except for what of a swapped group's lies behind the stored prefix.
-            on_gpu = [(group, block) for group in scheduler.running for block in self._blocks(group, 0, None)]
+            on_gpu = [(group, block) for group in on_card for block in self._blocks(group, 0, None)]
             on_cpu = []
             for group in scheduler.swapped:
                 prefix = self._cached_tokens(group) // self.size
@@ -321,7 +375,7 @@ class Shadow:
             swapped = Counter(block for _, block in on_cpu)
             self._check_allocator(manager.cpu, swapped)
             self.max_swapped_blocks = max(self.max_swapped_blocks, len(swapped))
-            moved = self.seen[OpKind.SWAP_OUT.value] - self.seen[OpKind.SWAP_IN.value]
+            moved = self.seen[OpKind.SWAP_OUT.value] - self.seen[OpKind.SWAP_IN.value] - self.seen["dropped"]
             assert len(swapped) == moved <= manager.cpu.num_blocks, "swap space does not add up"
             self.seen["share"] += any(count > 1 for count in held.values())
             for block in manager.cpu._free:
@@ -358,5 +412,46 @@ def nothing_is_left(running: RunningSet) -> bool:
     return not (len(running) or any(counts) or any(kept))
 
 
-def _arrival(group: SequenceGroup) -> tuple[float, int]:
-    return group.request.arrival_s, group.request.request_id
+def arrival(request: Request) -> tuple[float, ...]:
+    return request.arrival_s, request.request_id
+
+
+class CachingShadow(Shadow):
+    """Over a prefix cache: prompts often begin as earlier ones do; free blocks that may still be found are not
+    wiped."""
+
+    def __init__(self, scheduler: Scheduler, seed: int, stop_rate: float = 0.0, lookahead: int = 1) -> None:
+        super().__init__(scheduler, seed, stop_rate, lookahead)
+        self.prompts: dict[int, list[int]] = {}
+        self.manager._hashes = lambda request: block_hashes(self.prompts[request.request_id], self.size)
+
+    def register(self, group: SequenceGroup) -> None:
+        length, earlier = group.request.prompt_tokens, [[], *self.prompts.values()]
+        like = self.random.choice(earlier)[: self.random.choice((length, length, self.random.randint(0, length)))]
+        self.prompts[group.request.request_id] = prompt = like + self._new_tokens(length - len(like))
+        for seq in group.seqs:
+            self.history[seq] = list(prompt)
+        self.emitted[group] = 0
+
+    def _cached_tokens(self, group: SequenceGroup) -> int:
+        cached = self.manager.prefix_tokens(group)
+        assert cached < group.request.prompt_tokens and cached % self.size == 0
+        return cached
+
+    def _common_blocks(self) -> set[int]:
+        return set(self.manager.gpu.found.values())
+
+    def _check_conservation(self) -> None:
+        super()._check_conservation()
+        scheduler, gpu = self.scheduler, self.manager.gpu
+        assert {content: block for block, content in gpu._holds.items()} == gpu.found
+        running = list(scheduler.stored_lengths(scheduler.iteration - 1))
+        usage = self.manager.usage(running)  # adds up, or raises
+        assert usage.physical_blocks == len({block for group, _ in running for block in self._blocks(group, 0, None)})
+        for content, block in gpu.found.items():
+            tokens = self.pool.gpu[block]
+            assert any(
+                content in block_hashes(prompt, self.size)
+                and tokens in [prompt[at : at + self.size] for at in range(0, len(prompt), self.size)]
+                for prompt in self.prompts.values()
+            ), "a block is found by what it does not hold"

@@ -22,11 +22,11 @@ from published.rules2023 import KINDS, OURS, Manager2023, Rules2023, Scheduler20
 from published.same import Difference, Memory, Move, Renaming
 from published.sides import ANSWERS, OurManager, OurScheduler
 
-from repro.engine.chunked import ChunkedOutput, ChunkedPrefillScheduler
+from repro.engine.chunked import ChunkedPrefillScheduler
 from repro.engine.memory import CacheOp, PagedKVCacheManager
-from repro.engine.scheduler import Scheduler
+from repro.engine.scheduler import Scheduler, SchedulerOutput
 from repro.engine.sequence import Sequence as EngineSequence
-from repro.engine.sequence import SequenceGroup, Status, by_arrival
+from repro.engine.sequence import SequenceGroup, by_rank
 from repro.setup.environment import ROOT
 
 RUNS = range(60)
@@ -160,11 +160,8 @@ def test_a_fault_in_memory_is_found_by_runs(fault: type[Manager2023]) -> None:
 
 
 class OldestGoes(Scheduler2023):
-    def withdraw_latest(self) -> tuple[SequenceGroup, int]:
-        group = min(self.running, key=by_arrival)
-        num_stored = group.num_stored(self.iteration) - 1
-        self.running.leave(group, self.iteration, Status.WAITING)
-        return group, num_stored
+    def holders(self) -> list[SequenceGroup]:
+        return [min(super().holders(), key=by_rank)]
 
 
 class NewestStartsFirst(Scheduler2023):
@@ -215,12 +212,13 @@ def test_every_setting_is_explained() -> None:
 
 
 class ChunkIsTooLong(v1.SchedulerV1):
-    def _continue(self, output: ChunkedOutput, budget: int) -> int:
-        return super()._continue(output, budget + 1)
+    def _continue(self, output: SchedulerOutput, group: SequenceGroup, budget: int) -> int:
+        return super()._continue(output, group, budget + 1)
 
 
 class OldestIsDrivenOut(v1.SchedulerV1):
-    withdraw_latest = OldestGoes.withdraw_latest
+    def holders(self) -> list[SequenceGroup]:
+        return [min(super().holders(), key=by_rank)]
 
 
 def beside_chunked(kind: type[v1.SchedulerV1], rules: v1.RulesV1) -> Callable[[Case], None]:

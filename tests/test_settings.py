@@ -130,7 +130,8 @@ def test_modes_are_members_or_their_names():
         for given in (mode, mode.value, mode.name):
             assert VLLM.with_scheduler(preemption=given).scheduler.preemption is mode
     assert SchedulerConfig(batching="request").batching is Batching.REQUEST
-    for wrong in (*WRONG, "nonsense", "swap ", PreemptionMode, lambda group: True, Batching.REQUEST):
+    assert callable(VLLM.with_scheduler(preemption=lambda group: True).scheduler.preemption)  # a policy of one's own
+    for wrong in (*WRONG, "nonsense", "swap ", PreemptionMode, Batching.REQUEST):
         assert not takes(VLLM.with_scheduler, preemption=wrong)
         assert not takes(SchedulerConfig, batching=wrong) or wrong is Batching.REQUEST
     with pytest.raises(repro.UserError, match="preemption = 'nonsense' .* 'recompute', 'swap', 'by_group'"):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.bench.benchmark import Benchmark
-from repro.engine.systems import SYSTEMS
+from repro.engine.systems import OF_THE_PAPER, SYSTEMS
 
 Option = tuple[str, dict[str, Any]]
 
@@ -58,7 +58,7 @@ def _pool_and_system(text: str) -> tuple[float, str]:
 
 _MODEL, _DTYPE = "a name or a folder (default: %(default)s)", "of weights and K/V (default: %(default)s)"
 _CONTENDER = {"action": "append", "default": [], "metavar": "MODULE:FUNCTION"}
-_SYSTEMS = {"nargs": "+", "choices": sorted(SYSTEMS), "default": list(SYSTEMS), "metavar": "SYSTEM"}
+_SYSTEMS = {"nargs": "+", "choices": sorted(SYSTEMS), "default": list(OF_THE_PAPER), "metavar": "SYSTEM"}
 _RUNS = {"type": _pool_and_system, "nargs": "+", "default": [(0.0, "vllm"), (12.0, "vllm")], "metavar": "GIB:SYSTEM"}
 _DESCRIPTIONS = (
     Description(

@@ -96,11 +96,14 @@ def requests(lengths: Path, most: int | None = None) -> list[Request]:
 
 def run(warm: WarmEngine, chosen: System, load: list[Request], *observers: Observer) -> tuple[float, Scheduler]:
     """Seconds from the first request to the last token."""
-    manager = chosen.manager(warm.executor.manager.num_blocks, BLOCK_SIZE, warm.loaded.config.max_model_len)
+    longest = warm.loaded.config.max_model_len
+    if chosen.splits_samples:
+        chosen = chosen.with_scheduler(max_model_len=longest)
+    manager = chosen.manager(warm.executor.manager.num_blocks, BLOCK_SIZE, longest)
     warm.executor.reset(manager)
     for request in load:
         warm.submit(request)
-    scheduler = Scheduler(manager, chosen.scheduler)
+    scheduler = chosen.decide(manager)
     torch.cuda.synchronize()
     start = time.perf_counter()
     with contextlib.suppress(_Enough):

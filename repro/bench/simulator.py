@@ -11,7 +11,7 @@ from typing import Any
 from repro.bench.benchmark import Benchmark, Step
 from repro.bench.rows import Recording, Row
 from repro.engine.config import DEPLOYMENTS
-from repro.engine.systems import SYSTEMS
+from repro.engine.systems import OF_THE_PAPER, SYSTEMS
 from repro.setup.machine import machine
 from repro.simulate.metrics import BatchAverage
 from repro.simulate.profiles import cost_model
@@ -22,7 +22,7 @@ from repro.workloads import make_trace
 CASES = (
     *(("rate", "vllm", "sharegpt", rate, 1.0, 1) for rate in (0.5, 1.0, 2.0, 4.0)),
     *(("rate", "vllm", "alpaca", rate, 1.0, 1) for rate in (7.0, 14.0, 28.0)),
-    *(("system", name, "sharegpt", 1.0, 1.0, 1) for name in SYSTEMS if name != "vllm"),
+    *(("system", name, "sharegpt", 1.0, 1.0, 1) for name in OF_THE_PAPER if name != "vllm"),
     *(("batch", "vllm", "sharegpt", 4.0, 1.0, pool) for pool in (1, 2, 4)),
     *(("trace-length", "vllm", "sharegpt", 1.5, hours, 1) for hours in (0.25, 1.0, 4.0)),
 )

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from repro.checks import several
 from repro.engine.clock import Clock, VirtualClock
 from repro.engine.executor import Executor
-from repro.engine.scheduler import Scheduler, SchedulerOutput
+from repro.engine.scheduler import Prefill, Scheduler, SchedulerOutput
 from repro.engine.sequence import Request, SequenceGroup
+from repro.errors import UserError
 
 
 @dataclass(slots=True)
@@ -59,6 +60,17 @@ class Engine:
         self._unfinished[self.scheduler.add(request)] = outcome
         return outcome
 
+    def abort(self, request_id: int) -> None:
+        """Take a request back between two steps, waiting, running or swapped; its outcome stays without an end.
+
+        UserError if there is none of this number, or no more."""
+        group = next((one for one in self._unfinished if one.request.request_id == request_id), None)
+        if group is None:
+            raise UserError(f"request {request_id} is not here: it was never added, or it has ended")
+        ended = self.scheduler.abort(group)
+        self._unfinished.pop(group).num_preemptions = group.num_preemptions
+        self._note(self.clock.now, [], ended)
+
     def run(self, requests: Iterable[Request], until_s: float = math.inf) -> list[Outcome]:
         """Outcomes of the requests that have arrived, in their order; what runs at `until_s` is left unfinished.
 
@@ -76,30 +88,30 @@ class Engine:
         return outcomes
 
     def step(self, next_arrival_s: float = math.inf) -> None:
-        """One iteration, or as many equal ones as begin before the next arrival.
-
-        RuntimeError if a scheduler's rules let nothing run for good."""
+        """One iteration, or as many equal ones as begin before the next arrival."""
         start = self.clock.now
         output = self.scheduler.schedule()
-        if not (output.num_decode_seqs or output.num_prefill_tokens or output.preempted) and next_arrival_s == math.inf:
-            raise RuntimeError(f"nothing can run, now or later: {[*self.scheduler.swapped, *self.scheduler.waiting]}")
         self._repeat(output, start, next_arrival_s)
         result = self.executor.execute(output)
         self.clock.spend(result.durations_s)
         for observer in self.observers:
             observer.observe(self, output, start)
-        self._note(self.clock.now, output, self.scheduler.update(output, result.parents, result.stopped))
+        self._note(self.clock.now, output.prefills, self.scheduler.update(output, result.parents, result.stopped))
 
     def _repeat(self, output: SchedulerOutput, start_s: float, next_arrival_s: float) -> None:
-        """Let the output stand for all iterations that would be like it and concern no arrival and no observer."""
+        """Let the output stand for all iterations that would be like it and concern no arrival and no observer.
+
+        RuntimeError if a scheduler's rules let nothing run for good."""
+        if not (output.num_decode_seqs or output.num_prefill_tokens or output.preempted) and next_arrival_s == math.inf:
+            raise RuntimeError(f"nothing can run, now or later: {[*self.scheduler.swapped, *self.scheduler.waiting]}")
         if self.scheduler.can_repeat(output):
             until = next_arrival_s if self.scheduler.admits_on_arrival else math.inf
             until = min([until, *[observer.next_s for observer in self.observers]])
             self.scheduler.extend(output, self.executor.lookahead(output, start_s, until))
 
-    def _note(self, now_s: float, output: SchedulerOutput, finished: list[SequenceGroup]) -> None:
+    def _note(self, now_s: float, prefills: list[Prefill], finished: list[SequenceGroup]) -> None:
         """Who has got the first token now, and who the last one."""
-        for prefill in output.prefills:
+        for prefill in prefills:
             outcome = self._unfinished[prefill.group]
             if math.isnan(outcome.first_token_s):
                 outcome.first_token_s = now_s

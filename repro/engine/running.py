@@ -10,7 +10,7 @@ import itertools
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 
-from repro.engine.sequence import Sequence, SequenceGroup, Status, by_arrival
+from repro.engine.sequence import Sequence, SequenceGroup, Status, by_rank
 
 Entry = tuple[int, int, SequenceGroup]  # the iteration in which a group ends, its running number, the group
 
@@ -28,13 +28,8 @@ class RunningSet(dict[SequenceGroup, Entry]):
         self._calendar: list[Entry] = []  # sorted
         self._numbers = itertools.count()
         self._ahead = 0  # sum over sequences of (stored tokens - iteration), which is constant while they run
-        # Iteration modulo the block size -> whose tokens open blocks then, by arrival.
+        # Iteration modulo the block size -> whose tokens open blocks then, in the order of the queue.
         self._opening: list[list[SequenceGroup]] = [[] for _ in range(block_size or 1)]
-
-    @property
-    def latest(self) -> SequenceGroup:
-        """The group that arrived last."""
-        return max(self, key=by_arrival)
 
     # Who runs
 
@@ -46,7 +41,7 @@ class RunningSet(dict[SequenceGroup, Entry]):
         self.num_seqs += num_seqs
         self._ahead += num_seqs * ahead
         if self._grows:
-            insort(self._opening[(1 - ahead) % len(self._opening)], group, key=by_arrival)
+            insort(self._opening[(1 - ahead) % len(self._opening)], group, key=by_rank)
         if request.sampling.use_beam_search:
             self.beams[group] = None
         end = request.prompt_tokens + request.output_tokens - ahead
@@ -101,15 +96,15 @@ class RunningSet(dict[SequenceGroup, Entry]):
         return self._ahead + iteration * self.num_seqs
 
     def writers(self, iteration: int, fresh: Iterable[SequenceGroup] = ()) -> list[SequenceGroup]:
-        """Groups whose next token may take a block, by arrival: it opens one, or goes where several sequences share
+        """Groups whose next token may take a block, by rank: it opens one, or goes where several sequences share
         (`fresh` groups, whose prompt was the last iteration's, and beams)."""
         opening = self._opening[iteration % len(self._opening)]
         if not fresh and not self.beams:
             return opening.copy()
-        return sorted({*opening, *self.beams, *(group for group in fresh if group in self)}, key=by_arrival)
+        return sorted({*opening, *self.beams, *(group for group in fresh if group in self)}, key=by_rank)
 
     def openings(self, start: int, stop: int) -> Iterator[tuple[int, list[SequenceGroup]]]:
-        """The iterations from `start` to before `stop` in which tokens open blocks, and whose, by arrival."""
+        """The iterations from `start` to before `stop` in which tokens open blocks, and whose, by rank."""
         for iteration in range(start, stop) if self._grows else ():
             if opening := self._opening[iteration % len(self._opening)]:
                 yield iteration, opening

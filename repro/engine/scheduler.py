@@ -5,63 +5,19 @@ a device, or sees a token: the same lines decide in simulation, on a CPU and on 
 
 from __future__ import annotations
 
-import enum
 import math
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from repro.checks import member, user_facing, whole
+from repro.engine import policies
 from repro.engine.events import Event
 from repro.engine.memory.interface import CacheOp, KVCacheManager
 from repro.engine.running import RunningSet
-from repro.engine.sequence import Request, Sequence, SequenceGroup, Status, by_arrival
+from repro.engine.scheduler_config import Batching, PreemptionMode, SchedulerConfig
+from repro.engine.sequence import Request, Sequence, SequenceGroup, Status, by_rank
 from repro.errors import UserError
-
-
-class Batching(enum.Enum):
-    ITERATION = "iteration"  # Orca and vLLM: requests join and leave between any two iterations
-    REQUEST = "request"  # FasterTransformer: a batch is formed, runs until all have finished, and returns together
-
-
-class PreemptionMode(enum.Enum):
-    RECOMPUTE = "recompute"
-    SWAP = "swap"
-    BY_GROUP = "by_group"  # the authors' rule: swap a group of several sequences, recompute a single one
-
-
-@user_facing
-@dataclass(frozen=True)
-class SchedulerConfig:
-    """Caps of one iteration. `max_num_batched_tokens` counts prompt tokens and decoding sequences together.
-
-    `groups_count_once`: a running group counts as one against `max_num_seqs`, however many sequences it has (the
-    authors' artifact). `max_padded_len`: a static batch, padded to its longest, is no longer than this."""
-
-    batching: Batching = Batching.ITERATION
-    preemption: PreemptionMode = PreemptionMode.BY_GROUP
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int | None = 2560
-    groups_count_once: bool = False
-    max_padded_len: int | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "batching", member("batching", self.batching, Batching))
-        object.__setattr__(self, "preemption", member("preemption", self.preemption, PreemptionMode))
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
-            if name == "max_num_seqs" or self.max_num_batched_tokens is not None:
-                object.__setattr__(self, name, whole(name, getattr(self, name), 1))
-        if self.max_num_batched_tokens is not None and self.max_num_seqs > self.max_num_batched_tokens:
-            raise UserError(
-                f"max_num_seqs = {self.max_num_seqs} is more than max_num_batched_tokens = "
-                f"{self.max_num_batched_tokens}, but each running sequence takes a token of an iteration; lower the "
-                "first or raise the second"
-            )
-        if self.max_padded_len is not None and (self.batching is Batching.ITERATION or self.max_padded_len < 1):
-            raise UserError(
-                f"max_padded_len = {self.max_padded_len} is for static batches (Batching.REQUEST), at least 1 token"
-            )
 
 
 @dataclass(slots=True)
@@ -78,11 +34,13 @@ class SchedulerOutput:
     """One iteration (or `num_iterations` equal ones): first `cache_ops` in order, then the forward pass.
 
     `decodes` run one token a sequence, over `context_tokens` stored tokens in all (in the first iteration, counted once
-    per sequence that reads them); `prefills` run their prompts in the same pass."""
+    per sequence that reads them); `prefills` run their prompts in the same pass. `chunks` are parts of prompts that
+    lack the prompt's end: they give no token (`repro.engine.chunked`). `num_prefill_tokens` counts both."""
 
     iteration: int
     decodes: list[SequenceGroup] = field(default_factory=list)
     prefills: list[Prefill] = field(default_factory=list)
+    chunks: list[Prefill] = field(default_factory=list)
     cache_ops: list[CacheOp] = field(default_factory=list)
     preempted: list[SequenceGroup] = field(default_factory=list)
     num_decode_seqs: int = 0
@@ -95,9 +53,7 @@ class Scheduler:
     """`add` requests; then per iteration `schedule`, run the output, `update`.
 
     A variant overrides what it decides otherwise: `check` (what is refused), `admit` and `may_start` (who starts),
-    `withdraw_latest` (who is driven out)."""
-
-    output_type = SchedulerOutput
+    `holders` and `withdraw` (who can be driven out, and how)."""
 
     def __init__(
         self, manager: KVCacheManager, config: SchedulerConfig = SchedulerConfig(), log: list[Event] | None = None
@@ -110,13 +66,14 @@ class Scheduler:
         self.manager = manager
         self.config = config
         self.iteration = 0
-        self.waiting: deque[SequenceGroup] = deque()  # in order of arrival
+        self.waiting: deque[SequenceGroup] = deque()  # in the order of the queue: by rank
         self.running = RunningSet(manager.block_size if manager.grows else None)
-        self.swapped: list[SequenceGroup] = []  # in order of arrival
+        self.swapped: list[SequenceGroup] = []  # by rank
         self.num_preemptions = 0
         self._log = log
         self._fresh: list[SequenceGroup] = []  # their prompt has just run, and several sequences share its last block
         self._pending_ops: list[CacheOp] = []  # copies that belong to the next iteration
+        self._served: list[SequenceGroup] = []  # they have got the slot of this iteration, so they run in it
 
     # Requests
 
@@ -129,9 +86,32 @@ class Scheduler:
                 f"{request} does not fit into an empty pool of {self.manager.num_blocks} blocks of "
                 f"{self.manager.block_size}; use a larger pool or a shorter request"
             )
-        self.waiting.append(group)
+        group.rank = policies.rank(self.config.order, group, self.iteration, self.config.oracle)
+        if self.waiting and self.waiting[-1].rank > group.rank:
+            insort(self.waiting, group, key=by_rank)
+        else:
+            self.waiting.append(group)
         self.record("arrive", group)
         return group
+
+    def abort(self, group: SequenceGroup) -> list[SequenceGroup]:
+        """Take a request back between two iterations, whatever its state; its memory is free at once. Others may end by
+        that, and are returned: those of a static batch that have waited for this one alone.
+
+        ValueError if it is not here, or no more."""
+        if group.status is Status.SWAPPED:
+            self.swapped.remove(group)
+            self.manager.free_swapped(group)
+        elif group in self.holders():
+            blocks = set().union(*(self.manager.block_table(seq) for seq in group.seqs))
+            self._pending_ops = [op for op in self._pending_ops if op.dst not in blocks]
+            self.withdraw(group)
+            self.manager.free(group)
+        else:
+            self.waiting.remove(group)
+        group.status = Status.FINISHED
+        self.record("abort", group)
+        return self._finish([])
 
     def check(self, group: SequenceGroup) -> None:
         """UserError if the group is beyond the caps of an iteration."""
@@ -151,13 +131,14 @@ class Scheduler:
     @property
     def admits_on_arrival(self) -> bool:
         """Whether a request arriving now could change the next decision: not while others wait before it."""
-        return not self.waiting and not self.swapped and not (self.running and self.config.batching is Batching.REQUEST)
+        is_next = not self.waiting or self.config.order is not policies.first_come
+        return is_next and not self.swapped and not (self.running and self.config.batching is Batching.REQUEST)
 
     # One iteration
 
     def schedule(self) -> SchedulerOutput:
         """Decide the next iteration: slots for what runs, then swapped groups, then waiting ones."""
-        output = self.output_type(self.iteration)
+        output = SchedulerOutput(self.iteration)
         output.cache_ops, self._pending_ops = self._pending_ops, []
         self._reserve_slots(output)
         if not output.preempted:  # nothing starts in an iteration that had to drive something out
@@ -165,13 +146,12 @@ class Scheduler:
         output.decodes = list(self.running)
         output.num_decode_seqs = self.running.num_seqs
         output.context_tokens = self.running.context_tokens(self.iteration)
-        if not (output.preempted or self.swapped):  # preempted groups go strictly before new ones
-            self.admit(output)
+        self.admit(output)
         return output
 
     def can_repeat(self, output: SchedulerOutput) -> bool:
         """Whether the next iteration could be decided like `output`: nothing started or moved, and no beams run."""
-        changed = output.prefills or output.cache_ops or output.preempted
+        changed = output.prefills or output.chunks or output.cache_ops or output.preempted
         return bool(output.decodes) and not (changed or self.running.beams)
 
     def extend(self, output: SchedulerOutput, max_iterations: int) -> None:
@@ -222,11 +202,13 @@ class Scheduler:
 
     def _reserve_slots(self, output: SchedulerOutput) -> None:
         """Give running groups the slot of their next token, first come first; drive out the latest if none is left."""
+        self._served.clear()
         for group in self.running.writers(self.iteration, self._fresh):
             num_tokens = group.num_stored(self.iteration)
             while group in self.running:
                 if self.manager.can_append_slots(group, num_tokens):
                     self._append_slots(group, self.iteration, output)
+                    self._served.append(group)
                     break
                 self.preempt(group, output)
 
@@ -239,31 +221,43 @@ class Scheduler:
             self._log.append(Event(iteration, kind, group.request.request_id, {"blocks": taken}))
 
     def preempt(self, requester: SequenceGroup, output: SchedulerOutput) -> None:
-        """Drive out the latest arrival so that `requester` gets a slot (it may be that group itself)."""
-        victim, num_stored = self.withdraw_latest()
-        mode = self.config.preemption
-        swap = mode is PreemptionMode.SWAP or (mode is PreemptionMode.BY_GROUP and len(victim.seqs) > 1)
+        """Drive out the last in the order of the queue, or whom the policy says, so that `requester` gets a slot (it
+        may be that group itself)."""
+        config, served = self.config, set(self._served)
+        holders = sorted((group for group in self.holders() if group not in served), key=by_rank)
+        victim = policies.victim(config.victim, holders, self.iteration, config.oracle)
+        swap = self._swaps(victim)
+        num_stored = self.withdraw(victim)
         if swap and self.manager.can_swap_out(victim):
             victim.status = Status.SWAPPED
-            insort(self.swapped, victim, key=by_arrival)
+            insort(self.swapped, victim, key=by_rank)
             ops = self.manager.swap_out(victim)
             output.cache_ops += ops
             detail = {"mode": "swap", "blocks": len(ops)}
         else:
             self.manager.free(victim)
-            insort(self.waiting, victim, key=by_arrival)
+            insort(self.waiting, victim, key=by_rank)
             detail = {"mode": "recompute", "tokens": num_stored}
         victim.num_preemptions += 1
         self.num_preemptions += 1
         output.preempted.append(victim)
         self.record("preempt", victim, requester=requester.request.request_id, **detail)
 
-    def withdraw_latest(self) -> tuple[SequenceGroup, int]:
-        """Stop the latest arrival; the group, and how many tokens each of its sequences has stored."""
-        group = self.running.latest
+    def _swaps(self, victim: SequenceGroup) -> bool:
+        mode = self.config.preemption
+        if isinstance(mode, PreemptionMode):
+            return mode is PreemptionMode.SWAP or (mode is PreemptionMode.BY_GROUP and len(victim.seqs) > 1)
+        return policies.swaps(mode, victim, self.iteration, self.config.oracle)
+
+    def holders(self) -> Collection[SequenceGroup]:
+        """Groups that hold GPU memory of their own, any of which can be driven out."""
+        return self.running
+
+    def withdraw(self, group: SequenceGroup) -> int:
+        """Stop one of the `holders`; how many tokens each of its sequences has stored."""
         num_stored = group.num_stored(self.iteration) - 1
         self.running.leave(group, self.iteration, Status.WAITING)
-        return group, num_stored
+        return num_stored
 
     # Starting and resuming
 
@@ -287,6 +281,8 @@ class Scheduler:
 
     def admit(self, output: SchedulerOutput) -> None:
         """Start waiting groups in their order, until one may not start or finds no room."""
+        if output.preempted or self.swapped:  # preempted groups go strictly before new ones
+            return
         if not self.waiting or (self.config.batching is Batching.REQUEST and self.running):
             return
         limit = self.config.max_num_batched_tokens

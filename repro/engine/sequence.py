@@ -17,7 +17,8 @@ class Request:
     """One request. Lengths in tokens, arrival in seconds from the start of the trace.
 
     `output_tokens` is the length at which the request ends at the latest; a trace's requests end exactly there.
-    `prefix_id` names a prefix that the service has stored in advance (§4.4, "Shared prefix")."""
+    `prefix_id` names a prefix that the service has stored in advance (§4.4, "Shared prefix"). `priority` counts where
+    the queue is ordered by it, the lowest first."""
 
     request_id: int
     arrival_s: float
@@ -25,6 +26,7 @@ class Request:
     output_tokens: int
     sampling: SamplingParams
     prefix_id: str | None = None
+    priority: int = 0
 
     def __str__(self) -> str:
         lengths = f"{self.prompt_tokens} + {self.output_tokens} tokens"
@@ -53,15 +55,16 @@ class SequenceGroup:
 
     seqs               its live sequences
     arrival            (seconds, request number): groups in this order are first come, first served
+    rank               its place in the queue, the lowest first: its arrival, or what the order's policy says
     running_since      the iteration in which its present run began; None while it does not run
     generated_before   output tokens that each sequence got in earlier runs (a preemption ends a run)"""
 
-    __slots__ = ("request", "seqs", "arrival", "status", "running_since", "generated_before", "num_preemptions")
+    __slots__ = ("request", "seqs", "arrival", "rank", "status", "running_since", "generated_before", "num_preemptions")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.seqs = [Sequence(f"{request.request_id}.{i}") for i in range(request.sampling.n)]
-        self.arrival = (request.arrival_s, request.request_id)
+        self.rank = self.arrival = (request.arrival_s, request.request_id)
         self.status = Status.WAITING
         self.running_since: int | None = None
         self.generated_before = 0
@@ -87,4 +90,4 @@ class SequenceGroup:
         return f"SequenceGroup({self.request.request_id}, {self.status.value}, {len(self.seqs)} sequences)"
 
 
-by_arrival = attrgetter("arrival")  # sort key: first come, first served
+by_rank = attrgetter("rank")  # sort key: the order of the queue

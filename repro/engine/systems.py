@@ -1,7 +1,7 @@
-"""The systems that the paper compares, as data: how K/V memory is managed and how requests are batched.
+"""The systems that the paper compares, and today's vLLM, as data: how K/V memory is managed, how requests are batched.
 
-Caps and limits are those of the authors' artifact of August 2023. What runs on a GPU of today has later vLLM's cap of
-256 sequences instead (`of_today`).
+Caps and limits of the paper's are those of the authors' artifact of August 2023. What runs on a GPU of today has later
+vLLM's cap of 256 sequences instead (`of_today`).
 
 Adding one is adding an entry (`register`): everything else takes the name. docs/extending.md walks through it."""
 
@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from repro.checks import Named, by_name, instance, lookup, user_facing
+from repro.checks import Named, by_name, flag, instance, lookup, number, user_facing
+from repro.engine.chunked import ChunkedPrefillConfig, ChunkedPrefillScheduler
+from repro.engine.events import Event
 from repro.engine.memory import ContiguousKVCacheManager, KVCacheManager, PagedKVCacheManager, Reservation
 from repro.engine.memory.contiguous import check_reservation, reserve_max, reserve_oracle, reserve_pow2
-from repro.engine.scheduler import Batching, SchedulerConfig
+from repro.engine.memory.prefix_cache import Hashes, PrefixCachingKVCacheManager
+from repro.engine.scheduler import Scheduler
+from repro.engine.scheduler_config import Batching, SchedulerConfig
 from repro.errors import UserError
 
 _POLICY = "a function (request, max_model_len) -> output tokens"
@@ -22,12 +26,17 @@ _POLICY = "a function (request, max_model_len) -> output tokens"
 @user_facing
 @dataclass(frozen=True, repr=False)
 class System:
-    """`reservation` None means paged memory; otherwise a contiguous chunk of prompt + reservation per sequence."""
+    """`reservation` None means paged memory; otherwise a contiguous chunk of prompt + reservation per sequence.
+
+    Paged memory can find prefixes by their hash (`prefix_caching`). `watermark` is the share of it that admission
+    leaves free."""
 
     name: str
     label: str
     scheduler: SchedulerConfig
     reservation: Reservation | None = None
+    prefix_caching: bool = False
+    watermark: float = 0.01
 
     def __post_init__(self) -> None:
         for name in ("name", "label"):
@@ -36,21 +45,52 @@ class System:
         instance("scheduler", self.scheduler, SchedulerConfig, "a SchedulerConfig")
         if self.reservation is not None:
             check_reservation(instance("reservation", self.reservation, Callable, _POLICY))
+            if self.prefix_caching:
+                raise UserError(f"system {self.name!r}: prefix_caching needs paged memory; leave out the reservation")
+        flag("prefix_caching", self.prefix_caching)
+        number("watermark", self.watermark, 0, 1)
+
+    @property
+    def splits_samples(self) -> bool:
+        """Whether a request of n samples runs as n requests (`repro.engine.chunked.samples_of`)."""
+        return isinstance(self.scheduler, ChunkedPrefillConfig)
 
     def __repr__(self) -> str:
         """What makes it different from the others, in one line."""
         policy = getattr(self.reservation, "__name__", self.reservation)
         memory = "paged memory" if policy is None else f"contiguous memory reserved by {policy}"
-        usual, ours = vars(SchedulerConfig()), vars(self.scheduler)
-        others = [f"{name} = {getattr(ours[name], 'value', ours[name])}" for name in ours if ours[name] != usual[name]]
-        return f"{self.label} ({self.name}): " + ", ".join([memory, *others])
+        memory += " with a prefix cache" if self.prefix_caching else ""
+        usual, ours = vars(type(self.scheduler)()), vars(self.scheduler)
+        others = [
+            f"{name} = {getattr(value, 'value', getattr(value, '__name__', value))}"
+            for name, value in ours.items()
+            if value != usual[name]
+        ]
+        how = ["chunked prefill"] if self.splits_samples else []
+        return f"{self.label} ({self.name}): " + ", ".join([memory, *how, *others])
 
-    def manager(self, num_blocks: int, block_size: int, max_model_len: int, num_cpu_blocks: int = 0) -> KVCacheManager:
-        if self.reservation is None:
-            return PagedKVCacheManager(num_blocks, block_size, num_cpu_blocks=num_cpu_blocks)
-        return ContiguousKVCacheManager(
-            num_blocks, block_size, reservation=self.reservation, max_model_len=max_model_len
-        )
+    def manager(
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        num_cpu_blocks: int = 0,
+        hashes: Hashes = lambda request: (),
+    ) -> KVCacheManager:
+        """The memory of this system. `hashes` says what the blocks of prompts hold, where prefixes are found by it."""
+        if self.reservation is not None:
+            return ContiguousKVCacheManager(
+                num_blocks, block_size, reservation=self.reservation, max_model_len=max_model_len
+            )
+        paged = num_blocks, block_size, self.watermark, num_cpu_blocks
+        if self.prefix_caching:
+            return PrefixCachingKVCacheManager(*paged, hashes=hashes)
+        return PagedKVCacheManager(*paged)
+
+    def decide(self, manager: KVCacheManager, log: list[Event] | None = None) -> Scheduler:
+        """The scheduler of this system, over a memory."""
+        kind = ChunkedPrefillScheduler if isinstance(self.scheduler, ChunkedPrefillConfig) else Scheduler
+        return kind(manager, self.scheduler, log)
 
     @user_facing
     def with_scheduler(self, **changes: object) -> System:
@@ -73,9 +113,12 @@ SYSTEMS: dict[str, System] = Named(
         System("orca-pow2", "Orca (Pow2)", _OF_2023, reserve_pow2),
         System("orca-max", "Orca (Max)", _OF_2023, reserve_max),
         System("faster-transformer", "FasterTransformer", _STATIC, reserve_max),
+        System("vllm-v1", "vLLM V1", ChunkedPrefillConfig(max_num_seqs=256), prefix_caching=True, watermark=0.0),
     ),
 )
-_PAPERS_OWN = tuple(SYSTEMS)
+_OURS = tuple(SYSTEMS)
+#: the systems that the paper compares
+OF_THE_PAPER = tuple(name for name in SYSTEMS if name != "vllm-v1")
 
 
 def system(name: str) -> System:
@@ -93,9 +136,9 @@ def of_today(chosen: System) -> System:
 def register(new: System) -> System:
     """Make a system known by its name, so that experiments can be asked for it; registering it again replaces it.
 
-    UserError for the name of one of the paper's systems."""
-    if instance("system", new, System, "a System, such as contiguous_system makes").name in _PAPERS_OWN:
-        raise UserError(f"{new.name!r} is one of the paper's systems ({', '.join(_PAPERS_OWN)}); choose another name")
+    UserError for the name of one of the project's own systems."""
+    if instance("system", new, System, "a System, such as contiguous_system makes").name in _OURS:
+        raise UserError(f"{new.name!r} is one of the project's systems ({', '.join(_OURS)}); choose another name")
     SYSTEMS[new.name] = new
     return new
 
@@ -105,3 +148,9 @@ def contiguous_system(name: str, reservation: Reservation, label: str | None = N
     """An Orca-style system with a reservation policy of your own: (request, max_model_len) -> output tokens."""
     instance("reservation", reservation, Callable, _POLICY)
     return System(name, name if label is None else label, _OF_2023, reservation)
+
+
+@user_facing
+def paged_system(name: str, label: str | None = None, **scheduler: object) -> System:
+    """The paper's vLLM with settings of your own, such as `order`, `victim` or `preemption` (see SchedulerConfig)."""
+    return System(name, name if label is None else label, _OF_2023).with_scheduler(**scheduler)

@@ -9,18 +9,15 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from repro.checks import shown, unfit
-from repro.engine.events import Event
-from repro.engine.memory import KVCacheManager, Reservation
+from repro.engine.memory import Reservation
 from repro.engine.memory.contiguous import check_reservation, reserve_oracle, reserve_pow2
-from repro.engine.scheduler import Scheduler, SchedulerConfig
-from repro.engine.sequence import Request, SequenceGroup, Status, by_arrival
+from repro.engine.policies import Victim, last_in_order
+from repro.engine.sequence import Request
 from repro.errors import UserError
 from repro.explore.settings import Settings
 
 FILE = "<your rule>"
 _CALLS = {"reservation": "reserve(request, max_model_len)", "preemption": "victim(running)"}
-_VICTIM = "it is called with the list of running groups, the earliest arrival first, and must return one of them"
 
 
 def reserve_declared(request: Request, max_model_len: int) -> int:
@@ -34,6 +31,11 @@ def reservation(settings: Settings) -> Reservation:
         return {"max": reserve_declared, "pow2": reserve_pow2, "oracle": reserve_oracle}[settings.policy]
     check_reservation(rule := function(settings.code, "reservation"))
     return rule
+
+
+def victim(settings: Settings) -> Victim:
+    """Who is driven out of paged memory: as in the paper, or as a reader's rule says."""
+    return function(settings.code, "preemption") if settings.policy == "yours" else last_in_order
 
 
 def function(code: str, rule: str) -> Callable[..., Any]:
@@ -58,19 +60,3 @@ def explained(error: Exception) -> UserError:
     return UserError(
         f"your rule raised {type(error).__name__}: {getattr(error, 'msg', error)}, line {lines[-1]}: `{text}`"
     )
-
-
-class RuledScheduler(Scheduler):
-    """The scheduler with another answer to who is driven out; all else is decided as always."""
-
-    def __init__(self, manager: KVCacheManager, config: SchedulerConfig, log: list[Event], code: str) -> None:
-        super().__init__(manager, config, log)
-        self.victim = function(code, "preemption")
-
-    def withdraw_latest(self) -> tuple[SequenceGroup, int]:
-        group = self.victim(sorted(self.running, key=by_arrival))
-        if not isinstance(group, SequenceGroup) or group not in self.running:
-            raise unfit("preemption rule", self.victim, f"returned {shown(group)}", _VICTIM)
-        num_stored = group.num_stored(self.iteration) - 1
-        self.running.leave(group, self.iteration, Status.WAITING)
-        return group, num_stored

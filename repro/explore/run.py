@@ -81,10 +81,8 @@ def _steps(settings: Settings, scheduler: Scheduler, requests: list[Request], lo
 
 def _scheduler(settings: Settings, manager: KVCacheManager, log: list[Event]) -> Scheduler:
     most = {"max_num_seqs": settings.max_num_seqs, "max_num_batched_tokens": None}
-    config = SchedulerConfig(preemption=PreemptionMode.RECOMPUTE, **most)
-    if settings.policy == "yours" and settings.is_paged:
-        return rules.RuledScheduler(manager, config, log, settings.code)
-    return Scheduler(manager, config, log)
+    chosen = {"victim": rules.victim(settings)} if settings.is_paged else {}
+    return Scheduler(manager, SchedulerConfig(preemption=PreemptionMode.RECOMPUTE, **most, **chosen), log)
 
 
 def _memory(settings: Settings, first_fit: FirstFit) -> KVCacheManager:

@@ -1,7 +1,8 @@
 """From a SchedulerOutput to arrays: who is in the batch, at which lengths, and where each token's K and V go.
 
-A batch has a row per sequence: first those that decode, then those of the groups that run their prompt. Rows keep their
-block tables from step to step, so that a step costs what has changed in it. Numpy only; no device is known here."""
+A batch has a row per sequence: first those that decode, then those of the groups that run their prompt. Prompts of
+which only a part runs get no token; their block tables come behind. Rows keep their block tables from step to step, so
+that a step costs what has changed in it. Numpy only; no device is known here."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from repro.engine.memory.interface import KVCacheManager
-from repro.engine.scheduler import Prefill, SchedulerOutput
+from repro.engine.scheduler import SchedulerOutput
 from repro.engine.sequence import Sequence, SequenceGroup, Status
 from repro.llm.state import RequestState, SequenceState
 
@@ -25,7 +26,8 @@ class GroupRows(NamedTuple):
 
 @dataclass(slots=True)
 class Chunks:
-    """Prompts to run, flattened: `rows` has the batch row whose block table each chunk uses; see also PagedInputs.
+    """Prompts to run, whole or in part, flattened: `rows` has the row of the block tables that each uses; see also
+    PagedInputs.
 
     `token_ids`, `positions` and `slots` are int64 [tokens]; `logits_of` int64 [rows] maps each prompt row of the batch
     to the chunk whose last token predicts its next one (fresh samples of one prompt share a chunk)."""
@@ -52,7 +54,7 @@ class Batch:
     context_lens  int32 [decodes]    stored tokens once the step has run
     grow          int32 [decodes]    1 if another token may follow in this step, else 0
     live          bool [rows]        whether its token counts: finished members of a static batch are computed along
-    tables        int32 [rows, max_blocks]"""
+    tables        int32 [rows + parts of prompts, max_blocks]"""
 
     seqs: list[Sequence]
     rows: list[SequenceState]
@@ -92,7 +94,8 @@ class BatchBuilder:
         for prefill in output.prefills:
             seqs += prefill.group.seqs
         last = self._last
-        repeats = last is not None and seqs == self._seqs and last.chunks is None and not output.prefills
+        prompts = output.prefills or output.chunks
+        repeats = last is not None and seqs == self._seqs and last.chunks is None and not prompts
         if repeats and not any(row.stopped for row in last.rows):
             self._context[:num_decodes] += last.num_iterations
             source, rows, groups = None, last.rows, last.groups
@@ -104,8 +107,8 @@ class BatchBuilder:
         live[:num_decodes] = context <= limit
         np.minimum(context, limit, out=context)
         self._refresh(groups, seqs, num_decodes, output.num_iterations)
-        chunks = self._chunks(output.prefills, groups[len(output.decodes) :]) if output.prefills else None
-        grow, tables = (context < limit).astype(np.int32), self._tables[: len(seqs)]
+        chunks = self._chunks(output, groups[len(output.decodes) :], len(seqs)) if prompts else None
+        grow, tables = (context < limit).astype(np.int32), self._tables[: len(seqs) + len(output.chunks)]
         batch = Batch(
             seqs, rows, groups, num_decodes, source, context.copy(), grow, live, tables, chunks, output.num_iterations
         )
@@ -158,10 +161,19 @@ class BatchBuilder:
             self._tables[row, : len(table)] = table
             self._counts[row] = len(table)
 
-    def _chunks(self, prefills: list[Prefill], groups: list[GroupRows]) -> Chunks:
+    def _chunks(self, output: SchedulerOutput, groups: list[GroupRows], behind: int) -> Chunks:
+        """The prompts of `groups`, and the parts of others, whose block tables go `behind` those of the batch."""
         rows, starts, stops, logits_of = [], [], [], []
         token_ids, positions = [], []
-        for prefill, (group, state, first, _) in zip(prefills, groups):
+
+        def add(row: int, seq: Sequence, state: RequestState, start: int, stop: int) -> None:
+            rows.append(row)
+            starts.append(start)
+            stops.append(stop)
+            token_ids.append(state.by_seq[seq].token_ids(start, stop))
+            positions.append(np.arange(start, stop))
+
+        for prefill, (group, state, first, _) in zip(output.prefills, groups):
             fresh = prefill.num_tokens == state.request.prompt_tokens
             for index, seq in enumerate(group.seqs):
                 if index == 0:
@@ -171,12 +183,13 @@ class BatchBuilder:
                     continue
                 else:  # recomputed after they diverged: the first computes the prompt's shared blocks
                     start = self._common_blocks(first, first + index) * self.block_size
-                rows.append(first + index)
-                starts.append(start)
-                stops.append(prefill.num_tokens)
+                add(first + index, seq, state, start, prefill.num_tokens)
                 logits_of.append(len(rows) - 1)
-                token_ids.append(state.by_seq[seq].token_ids(start, prefill.num_tokens))
-                positions.append(np.arange(start, prefill.num_tokens))
+        for row, part in enumerate(output.chunks, start=behind):
+            (seq,) = part.group.seqs
+            table = self.manager.block_table(seq)
+            self._tables[row, : len(table)] = table
+            add(row, seq, self.states[part.group], part.num_cached, part.num_tokens)
         lengths = np.subtract(stops, starts)
         flat = np.concatenate(positions)
         owner = np.repeat(rows, lengths)

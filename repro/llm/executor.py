@@ -103,17 +103,20 @@ class TorchExecutor(Executor):
 
     # Requests
 
-    def submit(self, request: Request, token_ids: Items[int] | np.ndarray) -> None:
-        """The prompt of a request, which counts its outputs' tokens from then on.
+    def submit(
+        self, request: Request, token_ids: Items[int] | np.ndarray, sample: int = 0, name: str | None = None
+    ) -> None:
+        """The prompt of a request, which counts its outputs' tokens from then on; its samples are numbered from
+        `sample`. Messages call it `name`.
 
         UserError if it cannot be run: too long, unknown tokens, not its declared prefix, settings beyond the model."""
-        name = f"request {request.request_id}"
+        name = name or f"request {request.request_id}"
         prompt = token_ids_of(token_ids, name, vocabulary_of(self.loaded))
         stops = check_request(self.loaded, request, prompt, name)
         prefix = self._prefixes.get(request.prefix_id, prompt[:0])
         if not np.array_equal(prompt[: len(prefix)], prefix):
             raise UserError(f"{name}: its prompt does not begin with the stored prefix {request.prefix_id!r} it names")
-        self._submitted[request.request_id] = RequestState(request, prompt, stops)
+        self._submitted[request.request_id] = RequestState(request, prompt, stops, first_sample=sample)
 
     def store_prefix(self, prefix_id: str, token_ids: Items[int] | np.ndarray) -> int:
         """Compute and keep a shared prefix (§4.4). Returns the tokens that are shared: whole blocks."""
@@ -150,10 +153,10 @@ class TorchExecutor(Executor):
         self.loaded.turns.check(self._run)
         result = StepResult([])
         self.store.apply(output.cache_ops)
-        for prefill in output.prefills:
+        for prefill in (*output.prefills, *output.chunks):
             self._admit(prefill.group)
         batch = self.builder.build(output)
-        if not batch.rows:
+        if not batch.rows and batch.chunks is None:
             self.flush()
             return result
         if batch.source is not None or self._plan is None:

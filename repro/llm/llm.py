@@ -4,8 +4,9 @@
     result = llm.generate(["The capital of France is"], SamplingParams(n=4, temperature=0.8))
     result[0].texts; result.statistics
 
-Any system of `repro.engine.systems` runs through the same engine: `LLM("smollm2", system="orca-max")`. This module only
-puts the parts together; it decides nothing about scheduling, memory or sampling."""
+Any system of `repro.engine.systems` runs through the same engine: `LLM("smollm2", system="orca-max")`, or today's
+`system="vllm-v1"`, whose prefix cache lives as long as the LLM. This module only puts the parts together; it decides
+nothing about scheduling, memory or sampling."""
 
 import contextlib
 import dataclasses
@@ -16,28 +17,30 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from repro.checks import flag, instance, known_names, lookup, number, several, user_facing, whole
 from repro.engine import systems
+from repro.engine.chunked import samples_of
 from repro.engine.clock import WallClock
 from repro.engine.config import check_block_size
 from repro.engine.events import Event
 from repro.engine.loop import Engine, Observer, Outcome
 from repro.engine.memory import KVCacheManager
-from repro.engine.scheduler import Scheduler, SchedulerOutput
+from repro.engine.memory.prefix_cache import block_hashes
 from repro.engine.sequence import Request
+from repro.engine.status import StatusLines
 from repro.errors import UserError
 from repro.llm import models
 from repro.llm.executor import TorchExecutor
 from repro.llm.kv_store import KVStore
 from repro.llm.pace import settle
 from repro.llm.pool import MOST_GIB, PoolSize, boot_line
+from repro.llm.recorder import Recorder
 from repro.llm.requests import Asked, Encoder, asked_of, conversations_of
-from repro.llm.results import Generation, RequestResult, Sample, statistics_of
+from repro.llm.results import Generation, RequestResult, Sample, statistics_of, together
 from repro.llm.sampler import derived_seed
 from repro.sampling_params import SamplingParams
 
@@ -104,24 +107,32 @@ class LLM:
             loaded = dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, max_model_len=longest))
         self.loaded, self.tokenizer = loaded, loaded.tokenizer
         config = loaded.config
+        if self.system.splits_samples:
+            self.system = self.system.with_scheduler(max_model_len=config.max_model_len)
         self.num_blocks = pool.blocks(config, block_size, loaded.device)
         gib_per_block = block_size * config.kv_bytes_per_token / 2**30
         swap_gib = min(self.num_blocks * gib_per_block, 4.0) if swap_gib is None else swap_gib
         self.num_cpu_blocks = int(swap_gib / gib_per_block)
+        self._hashes: dict[int, list[bytes]] = {}  # of the requests of the present call
+        self._cache: KVCacheManager | None = None  # the memory manager, where it knows blocks of earlier calls
         store = KVStore(config, self.num_blocks, block_size, self.num_cpu_blocks, loaded.dtype, loaded.device)
         pace = None
         with loaded.turns.take():
             self.executor = TorchExecutor(loaded, self._manager(), store, max_num_seqs=most_rows, graphs=graphs)
             if loaded.device.type == "cpu":
                 pace = loaded.turns.pace = settle(self.executor.runner.idle, loaded.turns.pace)
-        self.boot_line = boot_line(loaded, self._manager(), self.system.scheduler.max_num_batched_tokens, pace)
+        self.boot_line = boot_line(loaded, self._manager(), self.system.scheduler.longest_prompt, pace)
         if not quiet:
             print(self.boot_line)
 
     def _manager(self) -> KVCacheManager:
-        return self.system.manager(
-            self.num_blocks, self.block_size, self.loaded.config.max_model_len, self.num_cpu_blocks
-        )
+        """A memory manager that has stored nothing yet."""
+        sizes = self.num_blocks, self.block_size, self.loaded.config.max_model_len, self.num_cpu_blocks
+        return self.system.manager(*sizes, lambda request: self._hashes[request.request_id])
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the prompts of earlier calls."""
+        self._cache = None
 
     @user_facing
     @_taking_turns
@@ -135,6 +146,8 @@ class LLM:
         seed: int | None = None,
         errors: str = "raise",
         progress: bool = True,
+        priority: Iterable[int] | None = None,
+        status_every_s: float | None = None,
         observers: Iterable[Observer] = (),
     ) -> Generation:
         """Complete the prompts, texts or token ids. `sampling` is one for all (default: SamplingParams()) or one each.
@@ -142,34 +155,41 @@ class LLM:
         `arrival_s` are the seconds, not decreasing, at which the prompts arrive (default: all at the start). `prefix`
         is computed once, kept in memory and put before every prompt (§4.4, shared prefix). Requests without a seed get
         theirs from `seed`; by default it is drawn, and the Generation has it. `progress=False` shows no bar.
+        `priority` has a number for each prompt, for a system whose order of the queue goes by it (0 without).
+        `status_every_s` prints a line as an operator reads it, every so many seconds.
 
         All prompts are checked before anything runs. One that cannot be run is a UserError that names it or, with
         `errors="keep"`, a result with an `error`, and the others run. The LLM stays usable."""
-        asked = asked_of(prompts, sampling, arrival_s)
+        asked = asked_of(prompts, sampling, arrival_s, priority)
         keeps = lookup("way with errors", {"raise": False, "keep": True}, errors)
         seed = secrets.randbits(48) if seed is None else whole("seed", seed, -math.inf, math.inf) % 2**64
-        recorder = _Recorder(self.executor, flag("progress", progress))
+        recorder = Recorder(self.executor, flag("progress", progress))
         watching = [recorder, *several("observers", observers, Observer, "a list of Observers")]
-        executor, manager = self.executor, self._manager()
+        if status_every_s is not None:
+            watching.append(StatusLines(status_every_s, print))
+        executor, manager = self.executor, self._cache or self._manager()
+        self._cache = None  # until this call has come to its end
         executor.reset(manager)
         prefix_ids = self._prepare(asked, prefix, seed)
         refused = [one.error for one in asked if one.error]
         if refused and not keeps:
             more = "; nothing has run: mend it, or run the others with errors='keep'" if len(asked) > 1 else ""
             raise UserError(f"{refused[0]}{more}")
-        if len(prefix_ids):
+        if len(prefix_ids) and not self.system.prefix_caching:
             executor.store_prefix(_PREFIX, prefix_ids)
         events: list[Event] = []
-        scheduler = Scheduler(manager, self.system.scheduler, events)
-        moved = executor.store.blocks_moved.copy()
-        clock, requests = WallClock(), [one.request for one in asked if not one.error]
+        scheduler = self.system.decide(manager, events)
+        moved, found = executor.store.blocks_moved.copy(), manager.num_hit
+        clock, requests = WallClock(), [request for one in asked if not one.error for request in one.requests]
         recorder.total = len(requests)
         with recorder:
             outcomes = iter(Engine(scheduler, executor, clock, watching).run(requests))
             executor.flush()
-        moved = executor.store.blocks_moved - moved
-        results = [self._result(one, None if one.error else next(outcomes)) for one in asked]
-        statistics = statistics_of(results, recorder.batch, recorder.usage, clock.now, scheduler.num_preemptions, moved)
+        if self.system.prefix_caching:
+            self._cache = manager
+        results = [self._result(one, [next(outcomes) for _ in one.requests]) for one in asked]
+        moved, found = executor.store.blocks_moved - moved, manager.num_hit - found
+        statistics = statistics_of(results, recorder, clock.now, scheduler.num_preemptions, moved, found)
         return Generation(results, statistics, events, seed)
 
     @user_facing
@@ -199,15 +219,17 @@ class LLM:
 
     def _prepare(self, asked: list[Asked], prefix: object, seed: int) -> np.ndarray:
         """Encode the prompts and submit what can be run; the shared tokens of the prefix, int64. Nothing runs yet."""
-        encoder = Encoder(self.loaded, prefix)
+        encoder, shared = Encoder(self.loaded, prefix), None
         for one in asked:
             with one.trying():
                 one.ids = encoder.encode(one.prompt, one.name)
         common = encoder.common(one.ids for one in asked if not one.error)
         trial = self._manager()
-        if len(common):
+        if len(common) and not self.system.prefix_caching:  # which finds it by itself
             trial.store_prefix(_PREFIX, len(common))
-        queue = Scheduler(trial, self.system.scheduler)  # refuses now what the engine would refuse in mid-run
+            shared = _PREFIX
+        queue = self.system.decide(trial)  # refuses now what the engine would refuse in mid-run
+        self._hashes, next_id = {}, 0
         for one in asked:
             if one.error:
                 continue
@@ -215,27 +237,33 @@ class LLM:
             if sampling.seed is None and not sampling.is_greedy:
                 sampling = dataclasses.replace(sampling, seed=derived_seed(seed, one.index))
             lengths = len(one.ids), sampling.max_tokens
-            one.request = Request(one.index, one.arrival_s, *lengths, sampling, _PREFIX if len(common) else None)
+            request = Request(next_id, one.arrival_s, *lengths, sampling, shared, one.priority)
+            requests = samples_of(request, next_id) if self.system.splits_samples else [request]
+            next_id += len(requests)
+            hashes = block_hashes(one.ids, self.block_size) if self.system.prefix_caching else []
             with one.trying():
-                self.executor.submit(one.request, one.ids)
-                queue.add(one.request)
+                for sample, part in enumerate(requests):
+                    self._hashes[part.request_id] = hashes
+                    self.executor.submit(part, one.ids, sample, one.name)
+                    queue.add(part)
+                one.requests = requests
         return common
 
-    def _result(self, one: Asked, outcome: Outcome | None) -> RequestResult:
+    def _result(self, one: Asked, outcomes: list[Outcome]) -> RequestResult:
         prompt = one.prompt if isinstance(one.prompt, str) else None
         ids = [] if one.ids is None else one.ids.tolist()
-        if outcome is None:
+        if not outcomes:
             return RequestResult(prompt, ids, [], error=one.error)
-        state = self.executor.finished.pop(one.index)
+        states = [self.executor.finished.pop(request.request_id) for request in one.requests]
         samples = []
-        for row in state.ranked:
+        for row in (row for state in states for row in state.ranked):
             text = (
                 self.tokenizer.decode(row.tokens, skip_special_tokens=True)[: row.text_end] if self.tokenizer else None
             )
             reason = "stop" if row.stopped else "length"
             best = row.best_logprobs if one.sampling.logprobs is not None else None
             samples.append(Sample(text, row.tokens, row.logprobs, reason, row.score, row.stop_reason, best))
-        return RequestResult(prompt, ids, samples, outcome, state.prompt_logprobs)
+        return RequestResult(prompt, ids, samples, together(outcomes, one.sampling), states[0].prompt_logprobs)
 
 
 _PREFIX = "prefix"  # its name in the memory manager
@@ -262,30 +290,3 @@ def _loaded(
         if asked is not None and asked.split(":")[0] != has:
             raise UserError(f"{name} = {asked!r}, but {model.config.name} is loaded in {has}; load it anew")
     return model
-
-
-@dataclass
-class _Recorder(Observer):
-    """Batch and pool usage of every iteration, and the progress bar."""
-
-    executor: TorchExecutor
-    progress: bool
-    total: int = 0
-    batch: list[int] = field(default_factory=list)
-    usage: list[float] = field(default_factory=list)
-
-    def __enter__(self) -> "_Recorder":
-        from tqdm import tqdm
-
-        self._bar = tqdm(total=self.total, unit=" requests", disable=not self.progress)
-        return self
-
-    def __exit__(self, *unused: object) -> None:
-        self._bar.update(len(self.executor.finished) - self._bar.n)
-        self._bar.close()
-
-    def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
-        manager = engine.scheduler.manager
-        self.batch.append(output.num_decode_seqs + sum(len(prefill.group.seqs) for prefill in output.prefills))
-        self.usage.append(1 - manager.num_free_blocks / manager.num_blocks)
-        self._bar.update(len(self.executor.finished) - self._bar.n)

@@ -104,7 +104,8 @@ class ModelRunner:
         lengths = self._upload(lengths)
         self._context.copy_(lengths[0])
         self._grow.copy_(lengths[1])
-        self._tables[:count, : batch.tables.shape[1]] = self._upload(batch.tables)
+        height, width = batch.tables.shape
+        self._tables[:height, :width] = self._upload(batch.tables)
 
     @torch.no_grad()
     def decode(self, batch: Batch) -> Tensor:

@@ -68,7 +68,7 @@ class PoolSize:
 def longest_request(manager: KVCacheManager, cap: int | None, max_model_len: int) -> tuple[int, int]:
     """Tokens that one request may have in an empty pool: of prompt and output together, and of its prompt.
 
-    `cap` is the scheduler's max_num_batched_tokens; a prompt runs in one iteration."""
+    `cap` is the scheduler's longest prompt."""
 
     def prompt(tokens: int) -> int:
         return min(tokens - 1, cap or max_model_len)
@@ -86,12 +86,13 @@ def boot_line(loaded: LoadedModel, manager: KVCacheManager, cap: int | None, pac
     model, tokens = loaded.config, manager.num_blocks * manager.block_size
     longest, prompt = longest_request(manager, cap, model.max_model_len)
     line = (
-        f"{model.name} on {loaded.device} in {str(loaded.dtype).removeprefix('torch.')}: K/V pool of {tokens:,} tokens "
-        f"({manager.num_blocks:,} blocks of {manager.block_size}, {tokens * model.kv_bytes_per_token / GIB:.2f} GiB), "
+        f"{model.name} on {loaded.device} in {str(loaded.dtype).removeprefix('torch.')}, KV cache size: {tokens:,} "
+        f"tokens ({manager.num_blocks:,} blocks of {manager.block_size}, "
+        f"{tokens * model.kv_bytes_per_token / GIB:.2f} GiB), "
     )
     if longest < 2:
         return line + "which is too small for any request"
-    line += f"{tokens / longest:.1f} sequences of {longest:,} tokens at once"
+    line += f"maximum concurrency for {longest:,} tokens per request: {tokens / longest:.2f}x"
     if prompt < longest - 1:
         line += f", prompts of up to {prompt:,} (max_num_batched_tokens)"
     if longest == model.max_model_len and loaded.limit:

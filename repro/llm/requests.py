@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 
 import numpy as np
 
-from repro.checks import instance, number, several, shown
+from repro.checks import instance, number, several, shown, whole
 from repro.engine.sequence import Request
 from repro.errors import UserError
 from repro.llm.models import LoadedModel
@@ -67,14 +67,15 @@ def check_request(loaded: LoadedModel, request: Request, prompt: np.ndarray, nam
 
 @dataclass
 class Asked:
-    """One of the prompts given: the request that it becomes, or why it cannot become one."""
+    """One of the prompts given: the request that it becomes (one a sample, in some systems), or why it cannot."""
 
     index: int
     prompt: object
     sampling: SamplingParams
     arrival_s: float
+    priority: int
     ids: np.ndarray | None = None
-    request: Request | None = None
+    requests: list[Request] = field(default_factory=list)
     error: str | None = None
 
     @property
@@ -90,7 +91,7 @@ class Asked:
             self.error = str(error)
 
 
-def asked_of(prompts: object, sampling: object, arrival_s: object) -> list[Asked]:
+def asked_of(prompts: object, sampling: object, arrival_s: object, priority: object = None) -> list[Asked]:
     """The prompts one by one, with their settings. What a prompt itself is, is checked when it is encoded."""
     prompts = _prompts(prompts)
     if sampling is None or isinstance(sampling, SamplingParams):
@@ -101,14 +102,18 @@ def asked_of(prompts: object, sampling: object, arrival_s: object) -> list[Asked
     if arrival_s is not None:
         times = several("arrival_s", arrival_s, object, "a list of seconds, one for each prompt")
     arrivals = [number("one of arrival_s", moment, 0, _LONGEST_WAIT_S) for moment in times]
-    if len(params) != len(prompts) or len(arrivals) != len(prompts):
+    ranks = [0] * len(prompts)
+    if priority is not None:
+        ranks = several("priority", priority, object, "a list of whole numbers, one for each prompt")
+        ranks = [whole("one of priority", rank, -(2**63)) for rank in ranks]
+    if not len(params) == len(prompts) == len(arrivals) == len(ranks):
         raise UserError(
-            f"{len(prompts)} prompts, {len(params)} sampling parameters and {len(arrivals)} arrival times: give as "
-            "many of each, or one SamplingParams for all"
+            f"{len(prompts)} prompts, {len(params)} sampling parameters, {len(arrivals)} arrival times and "
+            f"{len(ranks)} priorities: give as many of each, or one SamplingParams for all"
         )
     if sorted(arrivals) != arrivals:
         raise UserError("arrival_s must not decrease; sort the prompts by their arrival")
-    return [Asked(index, *one) for index, one in enumerate(zip(prompts, params, arrivals))]
+    return [Asked(index, *one) for index, one in enumerate(zip(prompts, params, arrivals, ranks))]
 
 
 def _prompts(given: object) -> list[object]:

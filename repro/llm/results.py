@@ -2,13 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from repro.engine.events import Event
 from repro.engine.loop import Outcome
 from repro.engine.memory import OpKind
+from repro.llm.recorder import Recorder
+from repro.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,9 @@ class RequestResult:
 @dataclass(frozen=True)
 class Statistics:
     """What the engine did, measured. Latencies in s; batch in sequences; pool usage as a share of all blocks, over
-    iterations. Means of nothing are NaN."""
+    iterations. Means of nothing are NaN.
+
+    `prompt_tokens_computed` counts recomputation too; `prompt_tokens_found` were in the prefix cache."""
 
     seconds: float
     num_iterations: int
@@ -73,6 +77,8 @@ class Statistics:
     mean_pool_usage: float
     peak_pool_usage: float
     num_preemptions: int
+    prompt_tokens_computed: int
+    prompt_tokens_found: int
     blocks_copied: int
     blocks_swapped_out: int
     blocks_swapped_in: int
@@ -116,15 +122,28 @@ class Generation:
         return shown.format(escape="html", precision=2).set_properties(**{"text-align": "left"}).to_html()
 
 
+def together(outcomes: list[Outcome], sampling: SamplingParams) -> Outcome:
+    """The outcome of a request that ran as several, one a sample: its first token is the first of any."""
+    if len(outcomes) == 1:
+        return outcomes[0]
+    return Outcome(
+        replace(outcomes[0].request, sampling=sampling),
+        min(one.first_token_s for one in outcomes),
+        max(one.finish_s for one in outcomes),
+        sum(one.num_preemptions for one in outcomes),
+    )
+
+
 def statistics_of(
     results: list[RequestResult],
-    batch: list[int],
-    usage: list[float],
+    recorder: Recorder,
     seconds: float,
     num_preemptions: int,
     moved: Counter[OpKind],
+    found: int,
 ) -> Statistics:
-    """Of the requests that ran; `batch` and `usage` of every iteration."""
+    """Of the requests that ran: what the recorder saw, blocks `moved`, prompt tokens `found` in a prefix cache."""
+    batch, usage = recorder.batch, recorder.usage
     results = [result for result in results if result.outcome is not None]
     outputs = sum(len(ids) for result in results for ids in result.token_ids)
     longest = [max(map(len, result.token_ids)) for result in results]
@@ -143,6 +162,8 @@ def statistics_of(
         mean_pool_usage=_mean(usage),
         peak_pool_usage=max(usage, default=0.0),
         num_preemptions=num_preemptions,
+        prompt_tokens_computed=recorder.computed,
+        prompt_tokens_found=found,
         blocks_copied=moved[OpKind.COPY],
         blocks_swapped_out=moved[OpKind.SWAP_OUT],
         blocks_swapped_in=moved[OpKind.SWAP_IN],

@@ -77,7 +77,8 @@ class RequestState:
     """A request with its prompt's token ids, int64 [prompt_tokens], and the tokens that end an output.
 
     `sequences` in the order of its samples. Beams: `beam_scores` are the sums of log-probabilities of those that go on;
-    `finished_beams`, the best n that ended, best first. `prompt_logprobs` as in RequestResult."""
+    `finished_beams`, the best n that ended, best first. `prompt_logprobs` as in RequestResult. The samples count from
+    `first_sample`: a request may be one of several that share a user's n samples."""
 
     request: Request
     prompt: np.ndarray
@@ -88,11 +89,12 @@ class RequestState:
     finished_beams: list[SequenceState] = field(default_factory=list)
     prompt_logprobs: list[dict[int, float] | None] | None = None
     num_unfinished: int = 0
+    first_sample: int = 0
 
     def __post_init__(self) -> None:
         sampling = self.request.sampling
         self.num_unfinished = sampling.n
-        self.sequences = [SequenceState(self, index) for index in range(sampling.n)]
+        self.sequences = [SequenceState(self, self.first_sample + index) for index in range(sampling.n)]
         self.is_adjusted = sampling.changes_logits and not sampling.use_beam_search
         self.can_stop = bool(self.stops or sampling.stop)
 

@@ -20,15 +20,16 @@ from repro.engine.config import Deployment, check_block_size
 from repro.engine.executor import Executor, ParentChoices
 from repro.engine.loop import Engine, Observer, Outcome
 from repro.engine.memory import KVCacheManager
-from repro.engine.scheduler import Batching, PreemptionMode, Scheduler, SchedulerOutput
+from repro.engine.memory.prefix_cache import Hashes
+from repro.engine.scheduler import Batching, PreemptionMode, SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams
 from repro.engine.systems import System, of_today, system
 from repro.errors import UserError
 from repro.simulate.beams import KINDS, recording
 from repro.simulate.executor import SimulatedExecutor
-from repro.simulate.metrics import PIECES, BatchAverage, UsageSamples, normalized_latency_s
+from repro.simulate.metrics import PIECES, BatchAverage, TokenGaps, UsageSamples, normalized_latency_s
 from repro.simulate.panels import system_for
-from repro.simulate.serve import PREFIX, requests_of
+from repro.simulate.prompts import PREFIX, hashes_of, requests_of
 from repro.simulate.step_times import StepTimes
 from repro.workloads import Trace, make_trace
 from repro.workloads.translation import translation_trace
@@ -55,7 +56,8 @@ class Load:
     request, samples or, with `beams`, a beam search; no request is longer than `max_model_len` tokens.
 
     `prefix_tokens`: translation's prompts all begin with as many (§6.4). `block_size` in tokens. `preemption`: always
-    by this way (§4.5), None for the system's own rule."""
+    by this way (§4.5), None for the system's own rule. `budget`: tokens of an iteration at most, None for the system's
+    own."""
 
     system: str
     workload: str
@@ -69,6 +71,7 @@ class Load:
     prefix_tokens: int = 0
     block_size: int = BLOCK_SIZE
     preemption: str | None = None
+    budget: int | None = None
 
     def __post_init__(self) -> None:
         lookup("workload", FLOOD, self.workload)
@@ -90,7 +93,14 @@ class Load:
     def of(cls, row: Mapping[str, Any]) -> "Load":
         """The run that a row was measured in, as repro.bench.kept reads it."""
         stated = {name: row[name] for name in ("system", "workload", "rate", "warm_s", "stop_s", "seed")}
-        others = ("n", "max_model_len", "prefix_tokens", "block_size", "preemption")  # as by default if not there
+        others = (
+            "n",
+            "max_model_len",
+            "prefix_tokens",
+            "block_size",
+            "preemption",
+            "budget",
+        )  # as by default if not there
         return cls(**stated, **{name: row[name] for name in others if row.get(name)}, beams=bool(row.get("beams")))
 
     @property
@@ -117,7 +127,13 @@ class Load:
         sampling = replace(GREEDY, n=self.n)
         if self.n > 1:
             sampling = replace(sampling, use_beam_search=self.beams, temperature=float(not self.beams))
-        return list(requests_of(self.trace, sampling, PREFIX if self.prefix_tokens else None))
+        prefix = PREFIX if self.prefix_tokens else None
+        return list(requests_of(self.trace, sampling, prefix, system(self.system).splits_samples))
+
+    @property
+    def requests_a_prompt(self) -> int:
+        """As many as the samples of a prompt, where each is a request of its own; their numbers follow one another."""
+        return self.n if system(self.system).splits_samples else 1
 
     @property
     def parents(self) -> ParentChoices | None:
@@ -126,16 +142,24 @@ class Load:
 
     def system_on(self, deployment: Deployment) -> System:
         chosen = of_today(system_for(self.system, deployment, self.workload))
+        if chosen.splits_samples:
+            chosen = chosen.with_scheduler(max_model_len=self.max_model_len)
+        if self.budget is not None:
+            chosen = chosen.with_scheduler(max_num_batched_tokens=self.budget)
         return chosen if self.preemption is None else chosen.with_scheduler(preemption=PreemptionMode(self.preemption))
 
     @property
     def stored_prefix_tokens(self) -> int:
-        """Tokens that are stored once for all requests before the first one; the Orcas can share nothing."""
-        return self.prefix_tokens if system(self.system).reservation is None else 0
+        """Tokens that are stored once for all requests before the first one; the Orcas can share nothing, and a prefix
+        cache finds them by itself."""
+        chosen = system(self.system)
+        return self.prefix_tokens if chosen.reservation is None and not chosen.prefix_caching else 0
 
-    def manager_on(self, deployment: Deployment) -> KVCacheManager:
-        blocks = deployment.num_blocks(self.block_size)
-        return self.system_on(deployment).manager(blocks, self.block_size, self.max_model_len, int(SWAP_SHARE * blocks))
+    def manager_on(self, deployment: Deployment, hashes: Hashes | None = None) -> KVCacheManager:
+        """The memory of the run; `hashes` say what real prompts hold, where prefixes are found by that."""
+        blocks, size = deployment.num_blocks(self.block_size), self.block_size
+        hashes = hashes or hashes_of(self.prefix_tokens, size, self.requests_a_prompt)
+        return self.system_on(deployment).manager(blocks, size, self.max_model_len, int(SWAP_SHARE * blocks), hashes)
 
 
 class Window(Observer):
@@ -190,15 +214,18 @@ def run(
     requests: list[Request],
 ) -> dict[str, Any]:
     """Serve the load; what the window saw, as one flat row (units in the names; pool pieces are shares of the pool)."""
-    scheduler = Scheduler(manager, load.system_on(deployment).scheduler)
+    scheduler = load.system_on(deployment).decide(manager)
     window, batch = Window(load.warm_s, load.stop_s), BatchAverage(load.warm_s, load.stop_s)
     usage = UsageSamples(load.warm_s, load.stop_s, interval_s=0.1)
-    engine = Engine(scheduler, executor, clock, [window, batch, usage])
+    gaps = TokenGaps(load.warm_s, load.stop_s)
+    engine = Engine(scheduler, executor, clock, [window, batch, usage, gaps])
     outcomes = engine.run(requests, load.end_s)
     mean, half = window.rates.mean(), _T_95 * window.rates.std(ddof=1) / math.sqrt(NUM_PARTS)
     finished = [outcome for outcome in outcomes if load.warm_s <= outcome.finish_s < load.stop_s]
     asked = asdict(load) | {"beams": int(load.beams)}
-    more = {name: asked.pop(name) for name in ("beams", "prefix_tokens", "block_size", "preemption")}
+    more = {name: asked.pop(name) for name in ("beams", "prefix_tokens", "block_size", "preemption", "budget")}
+    first = [one.first_token_s - one.request.arrival_s for one in outcomes if one.request.arrival_s >= load.warm_s]
+    first = [seconds for seconds in first if seconds == seconds]  # those that had one
     return {
         "kind": load.kind,
         **asked,
@@ -213,6 +240,10 @@ def run(
         "iterations": window.iterations,
         "prompt_tokens_per_s": window.prompt_tokens / (load.stop_s - load.warm_s),
         "preemptions": window.preemptions,
+        "gap_median_s": gaps.quantile(0.5) if sum(gaps.counts) else None,
+        "gap_99_s": gaps.quantile(0.99) if sum(gaps.counts) else None,
+        "first_token_median_s": float(np.median(first)) if first and load.rate is not None else None,
+        "found_percent": 100 * manager.num_hit / manager.num_asked if manager.num_asked else None,
         "saving": usage.saving if usage.samples else None,
         **{piece: usage.mean(piece) if usage.samples else None for piece in PIECES},
         **_latency(load, outcomes),

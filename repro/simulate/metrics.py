@@ -12,6 +12,7 @@ import numpy as np
 from repro.engine.loop import Engine, Observer, Outcome
 from repro.engine.memory.interface import MemoryUsage
 from repro.engine.scheduler import SchedulerOutput
+from repro.engine.sequence import SequenceGroup
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,6 +76,38 @@ class UsageSamples(Observer):
     def saving(self) -> float:
         """Mean share of blocks saved by sharing: 1 - physical / logical (Fig. 15)."""
         return float(np.mean([1 - s.physical_blocks / s.logical_blocks for s in self.samples if s.logical_blocks]))
+
+
+class TokenGaps(Observer):
+    """Seconds between consecutive tokens of a request, over all requests, of iterations that end from `start_s` to
+    `stop_s`; what a preemption costs is in them."""
+
+    def __init__(self, start_s: float = 0.0, stop_s: float = math.inf) -> None:
+        self.start_s, self.stop_s = start_s, stop_s
+        self.seconds: list[float] = []
+        self.counts: list[int] = []
+        self._last_s: dict[SequenceGroup, float] = {}  # of groups that were driven out
+
+    def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
+        now = engine.clock.now
+        for group in output.preempted:
+            if group.generated_before:
+                self._last_s.setdefault(group, start_s)  # it may be driven out again before it has a token
+        back = [prefill.group for prefill in output.prefills if prefill.group in self._last_s]
+        returned = [now - self._last_s.pop(group) for group in back]
+        if self.start_s <= now <= self.stop_s:
+            self.seconds += [(now - start_s) / output.num_iterations, *returned]
+            self.counts += [output.num_iterations * len(output.decodes), *[1] * len(returned)]
+
+    @property
+    def mean(self) -> float:
+        return float(np.average(self.seconds, weights=self.counts))
+
+    def quantile(self, share: float) -> float:
+        """The gap that this share of all gaps does not exceed."""
+        order = np.argsort(self.seconds)
+        below = np.cumsum(np.asarray(self.counts)[order])
+        return self.seconds[order[np.searchsorted(below, share * below[-1])]]
 
 
 def normalized_latency_s(outcomes: Sequence[Outcome]) -> float:

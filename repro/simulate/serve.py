@@ -18,9 +18,8 @@ from repro.checks import instance, lookup, number, several, user_facing, whole
 from repro.engine.config import DEPLOYMENTS, GIB, Deployment, check_block_size
 from repro.engine.events import Event
 from repro.engine.loop import Engine, Observer, Outcome
-from repro.engine.memory import PagedKVCacheManager
-from repro.engine.scheduler import Scheduler
-from repro.engine.sequence import Request, SamplingParams
+from repro.engine.memory.prefix_cache import Hashes
+from repro.engine.sequence import SamplingParams
 from repro.engine.systems import System
 from repro.errors import UserError
 from repro.simulate import profiles
@@ -28,6 +27,7 @@ from repro.simulate.cost_model import CostModel
 from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.metrics import UsageSamples, normalized_latency_s
 from repro.simulate.panels import system_for
+from repro.simulate.prompts import PREFIX, hashes_of, requests_of
 from repro.workloads import Trace
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 #: CPU memory for swapped groups, per GPU (the authors' setting)
 SWAP_SPACE_BYTES = 20 * GIB
-#: name of the prefix that all of a run's prompts begin with
-PREFIX = "shared"
 
 
 def trace_seconds(model: str, system: str = "vllm") -> float:
@@ -84,12 +82,6 @@ class Served:
         return self.samples.timeline
 
 
-def requests_of(trace: Trace, sampling: SamplingParams, prefix_id: str | None = None) -> Iterator[Request]:
-    lengths = zip(trace.arrival_s.tolist(), trace.prompt_tokens.tolist(), trace.output_tokens.tolist())
-    for index, (arrival, prompt, output) in enumerate(lengths):
-        yield Request(index, arrival, prompt, output, sampling, prefix_id)
-
-
 @user_facing
 def serve(
     system: System | str,
@@ -103,6 +95,7 @@ def serve(
     shared_prefix_tokens: int = 0,
     beams: ParentChoices | None = None,
     usage_every_s: float | None = None,
+    hashes: Hashes | None = None,
 ) -> Served:
     """Run a trace to the end of its last request.
 
@@ -113,8 +106,9 @@ def serve(
     sampled every `usage_every_s` seconds.
 
     All prompts begin with the same `shared_prefix_tokens` tokens (part of their length). A system that can share stores
-    their full blocks once, before the first request (§4.4); the others compute and hold them for each request. Beam
-    search needs `beams`, which says where they continue.
+    their full blocks once, before the first request (§4.4); the others compute and hold them for each request, and one
+    with a prefix cache finds them by what they hold: `hashes`, by default nothing else that is alike but the samples of
+    a prompt. Beam search needs `beams`, which says where they continue.
 
     UserError for an unknown name or an argument of another kind, if the pool cannot hold one of the requests at its
     full length, or if beam search comes without `beams`."""
@@ -142,16 +136,21 @@ def serve(
         cost_model = profiles.cost_model("a100-2023", deployment, block_size, beam_search=sampling.use_beam_search)
     block_bytes = block_size * deployment.model.kv_bytes_per_token // deployment.num_gpus
     manager = system.manager(
-        deployment.num_blocks(block_size), block_size, deployment.model.max_model_len, SWAP_SPACE_BYTES // block_bytes
+        deployment.num_blocks(block_size),
+        block_size,
+        deployment.model.max_model_len,
+        SWAP_SPACE_BYTES // block_bytes,
+        hashes or hashes_of(shared_prefix_tokens, block_size, sampling.n if system.splits_samples else 1),
     )
     prefix_id = PREFIX if shared_prefix_tokens else None
-    if prefix_id and isinstance(manager, PagedKVCacheManager):
+    if prefix_id and system.reservation is None and not system.prefix_caching:
         manager.store_prefix(prefix_id, shared_prefix_tokens)
     samples = None if usage_every_s is None else UsageSamples(0.0, math.inf, usage_every_s)
     watching = [*several("observers", observers, Observer, "a list of Observers"), *([samples] if samples else [])]
-    engine = Engine(Scheduler(manager, system.scheduler, log), SimulatedExecutor(cost_model, beams), observers=watching)
+    engine = Engine(system.decide(manager, log), SimulatedExecutor(cost_model, beams), observers=watching)
+    requests = requests_of(trace, sampling, prefix_id, system.splits_samples)
     with _collector_paused():
-        return Served(engine.run(requests_of(trace, sampling, prefix_id)), engine, log, samples)
+        return Served(engine.run(requests), engine, log, samples)
 
 
 @contextmanager

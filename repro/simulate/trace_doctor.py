@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repro.checks import flag, instance, lookup, user_facing, whole
-from repro.engine.chunked import ChunkedOutput, ChunkedPrefillConfig, ChunkedPrefillScheduler
+from repro.engine.chunked import ChunkedPrefillConfig, ChunkedPrefillScheduler
 from repro.engine.config import DEPLOYMENTS, Deployment, check_block_size
 from repro.engine.loop import Engine, Observer, Outcome
 from repro.engine.memory import PagedKVCacheManager
@@ -29,7 +29,8 @@ from repro.engine.systems import system
 from repro.errors import UserError
 from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.profiles import cost_model
-from repro.simulate.serve import requests_of, serve
+from repro.simulate.prompts import requests_of
+from repro.simulate.serve import serve
 from repro.workloads import Trace
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Running(Observer):
         self.stretches: list[tuple[float, int, bool]] = []
 
     def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
-        chunks = output.chunks if isinstance(output, ChunkedOutput) else ()
+        chunks = output.chunks if isinstance(output, SchedulerOutput) else ()
         running = len(output.decodes) + len(output.prefills) + len(chunks)
         waits = bool(engine.scheduler.waiting or engine.scheduler.swapped)
         self.stretches.append((engine.clock.now - start_s, running, waits))

@@ -6,7 +6,7 @@ from typing import Any
 
 from repro.bench import kept
 from repro.engine.config import DEVICES
-from repro.engine.systems import SYSTEMS
+from repro.engine.systems import OF_THE_PAPER
 from repro.harness.tables import ABOUT
 from repro.simulate.load import Load, predict
 from repro.simulate.metrics import PIECES
@@ -65,7 +65,7 @@ def basic(rows: Rows, workload: str) -> DataFrame:
 def ratios(rows: Rows, workload: str) -> dict[str, tuple[float, float]]:
     """system -> how many times its saturated throughput vLLM delivers, plus or minus."""
     chosen = basic(rows, workload)
-    return {name: found for name in SYSTEMS if name != "vllm" and (found := shared.multiple_of(chosen, name))}
+    return {name: found for name in OF_THE_PAPER if name != "vllm" and (found := shared.multiple_of(chosen, name))}
 
 
 def paper_ratios(workload: str) -> dict[str, float]:
@@ -94,9 +94,9 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
 
 
 def _draw_throughput(axis: Axes, rows: Rows, workload: str) -> None:
-    chosen, looks = basic(rows, workload), plotting.styles(SYSTEMS)
+    chosen, looks = basic(rows, workload), plotting.styles(OF_THE_PAPER)
     ours, theirs = ratios(rows, workload), paper_ratios(workload)
-    for place, name in enumerate(SYSTEMS):
+    for place, name in enumerate(OF_THE_PAPER):
         found = chosen[chosen["system"] == name]
         if found.empty:
             axis.text(place, 0, "not\nmeasured", ha="center", va="bottom", color=plotting.GREY)
@@ -109,7 +109,7 @@ def _draw_throughput(axis: Axes, rows: Rows, workload: str) -> None:
             lines.append(f"paper ×{theirs[name]:#.3g}")
         at = place, found["tokens_per_s_high"].max()
         axis.annotate("\n".join(lines), at, (0, 3), textcoords="offset points", ha="center", fontsize=9)
-    plotting.name_systems(axis, SYSTEMS)
+    plotting.name_systems(axis, OF_THE_PAPER)
     axis.margins(y=0.1)
     axis.yaxis.set_major_formatter("{x:,.0f}")
 
@@ -142,7 +142,7 @@ def _draw_latency(rows: Rows) -> Figure:
             continue
         panel = f"opt-13b/{workload}"
         drawn, edge = paper.figure("fig12")[panel], paper.crossings("fig12", 0.5)[panel]["vllm"]
-        curves = {name: paper.points("fig12", panel, name) for name in SYSTEMS if name in drawn}
+        curves = {name: paper.points("fig12", panel, name) for name in OF_THE_PAPER if name in drawn}
         theirs = {name: [(rate / edge, value) for rate, value in curve] for name, curve in curves.items()}
         chosen = chosen.assign(relative=chosen["rate"] / sustained)
         plotting.curves(axis, chosen, "relative", "latency_s_per_token", paper=theirs)
@@ -171,7 +171,7 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
         judged["hf-24x"] = means.at["vllm", "tokens_per_s"] / rows["generate"]["tokens_per_s"].mean()
     if found := shared.multiple_of(fewest, "orca-max"):
         judged["tgi-3.5x"] = found[0], [found[0] - found[1], found[0] + found[1]]
-    if {*SYSTEMS} <= {*means.index}:
+    if {*OF_THE_PAPER} <= {*means.index}:
         judged |= _memory_claims(rows, means) | _ratio_claims(own, ratios(rows, "alpaca"))
     found = shared.on_gpu(saturated, judged | {"prefill-and-decode-bounds": _bounds(rows["step"])})
     facts = {"device": saturated.iloc[0]["device"], "n": fewest["n"].min()}
@@ -180,7 +180,7 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
 
 def _memory_claims(rows: Rows, means: DataFrame) -> dict[str, Any]:
     """What the pool held, and how many requests ran at once."""
-    pool = 100 * means.loc[[name for name in SYSTEMS if name != "faster-transformer"], list(PIECES)]
+    pool = 100 * means.loc[[name for name in OF_THE_PAPER if name != "faster-transformer"], list(PIECES)]
     orcas, vllm = pool.drop("vllm"), pool.loc["vllm"]
     wasted, batch = 100 - orcas["token_states"], means["mean_batch"]
     alpaca = basic(rows, "alpaca").groupby("system")["mean_batch"].mean()

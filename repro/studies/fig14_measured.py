@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.bench import kept
-from repro.engine.systems import SYSTEMS
+from repro.engine.systems import OF_THE_PAPER
 from repro.harness.tables import ABOUT
 from repro.simulate.beams import WIDTHS
 from repro.studies import measured as shared
@@ -60,7 +60,7 @@ def paper_prefix_gain(prefix: int) -> float:
 
 @house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
-    sharing, looks = rows["sharing"], plotting.styles(SYSTEMS)
+    sharing, looks = rows["sharing"], plotting.styles(OF_THE_PAPER)
     titles = [*(METHODS[method] for method in METHODS), "vLLM over Orca (Oracle)"]
     throughput, axes = plotting.panels(titles, width=3.6, height=3.1)
     for axis, method in zip(axes, METHODS):
@@ -124,7 +124,7 @@ def _draw_saving(axis: Axes, rows: DataFrame) -> list[Any]:
 
 def _draw_prefix(axis: Axes, rows: DataFrame) -> list[Any]:
     """Returns the legend's entries for the systems."""
-    looks, prefixes = plotting.styles(SYSTEMS), sorted(rows["prefix_tokens"].unique())
+    looks, prefixes = plotting.styles(OF_THE_PAPER), sorted(rows["prefix_tokens"].unique())
     shared.label_rates(axis)
     axis.grid(axis="x", visible=False)
     if not prefixes:

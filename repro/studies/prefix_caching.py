@@ -21,7 +21,8 @@ from repro.engine.systems import system
 from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.metrics import normalized_latency_s
 from repro.simulate.profiles import cost_model
-from repro.simulate.serve import PREFIX, crossing, requests_of
+from repro.simulate.prompts import PREFIX, requests_of
+from repro.simulate.serve import crossing
 from repro.studies.base import Figure, Judgement, Parameters, Point, Rows, house, plotting, where
 from repro.studies.common import Positive, Seeds, Some, about
 from repro.studies.sweep import LEVEL

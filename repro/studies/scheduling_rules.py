@@ -18,14 +18,15 @@ from repro.engine.loop import Engine, Observer
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.scheduler import PreemptionMode, Scheduler, SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams
-from repro.engine.systems import SYSTEMS, System
+from repro.engine.systems import OF_THE_PAPER, System
 from repro.errors import UserError
 from repro.simulate.beams import KINDS, Turnover, recording
 from repro.simulate.cost_model import CostModel
 from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.panels import system_for
 from repro.simulate.profiles import cost_model
-from repro.simulate.serve import requests_of, serve
+from repro.simulate.prompts import requests_of
+from repro.simulate.serve import serve
 from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting
 from repro.studies.common import Count, Positive, Seed, Some, about, check_serving, deployment_of, trace_of
 from repro.studies.event_rules import COUNTS, Replay
@@ -47,7 +48,7 @@ NOTHING = dict.fromkeys((*COUNTS, "empty_slots_most", "decodes_late", "prompts_c
 RUNS_A_POINT = 100
 CHUNKED = "vllm V1"
 #: systems served and drawn: name -> (system, changes of its scheduler)
-SERVED = {name: (name, {}) for name in SYSTEMS} | {"vllm, swapping": ("vllm", {"preemption": PreemptionMode.SWAP})}
+SERVED = {name: (name, {}) for name in OF_THE_PAPER} | {"vllm, swapping": ("vllm", {"preemption": PreemptionMode.SWAP})}
 WAYS = {"single": (1, False), "parallel": (4, False), "beam": (4, True)}
 A_SECOND = CostModel("an iteration a second", 1.0, *[0.0] * 7)
 MOST_SEQS = 256

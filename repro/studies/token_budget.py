@@ -7,14 +7,16 @@ from typing import Annotated, Any, Self
 import numpy as np
 from pydantic import model_validator
 
-from repro.engine.chunked import ChunkedOutput, ChunkedPrefillConfig, ChunkedPrefillScheduler
+from repro.engine.chunked import ChunkedPrefillConfig, ChunkedPrefillScheduler
 from repro.engine.loop import Engine, Observer
 from repro.engine.memory import PagedKVCacheManager
+from repro.engine.scheduler import SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.errors import UserError
 from repro.simulate.executor import SimulatedExecutor
+from repro.simulate.metrics import TokenGaps
 from repro.simulate.profiles import cost_model
-from repro.simulate.serve import requests_of
+from repro.simulate.prompts import requests_of
 from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting, where
 from repro.studies.common import Count, Lengths, Positive, Rates, Seeds, Some, about, deployment_of, trace_of
 from repro.workloads.chatbot import chatbot_trace
@@ -81,7 +83,7 @@ class DecodesFirst(Observer):
         self._pending: set[SequenceGroup] = set()
         self._left: dict[SequenceGroup, int] = {}  # output tokens still to come
 
-    def observe(self, engine: Engine, output: ChunkedOutput, start_s: float) -> None:
+    def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
         self._pending.difference_update(output.preempted)
         num_tokens = len(self._pending) + output.num_prefill_tokens
         self.num_cut += len(output.chunks)
@@ -98,35 +100,6 @@ class DecodesFirst(Observer):
                 self._pending.remove(group)
 
 
-class TokenGaps(Observer):
-    """Seconds between consecutive tokens of a request, over all requests; what a preemption costs is in them."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.counts: list[int] = []
-        self._last_s: dict[SequenceGroup, float] = {}  # of groups that were driven out
-
-    def observe(self, engine: Engine, output: ChunkedOutput, start_s: float) -> None:
-        now = engine.clock.now
-        for group in output.preempted:
-            if group.generated_before:
-                self._last_s.setdefault(group, start_s)  # it may be driven out again before it has a token
-        back = [prefill.group for prefill in output.prefills if prefill.group in self._last_s]
-        returned = [now - self._last_s.pop(group) for group in back]
-        self.seconds += [(now - start_s) / output.num_iterations, *returned]
-        self.counts += [output.num_iterations * len(output.decodes), *[1] * len(returned)]
-
-    @property
-    def mean(self) -> float:
-        return float(np.average(self.seconds, weights=self.counts))
-
-    def quantile(self, share: float) -> float:
-        """The gap that this share of all gaps does not exceed."""
-        order = np.argsort(self.seconds)
-        below = np.cumsum(np.asarray(self.counts)[order])
-        return self.seconds[order[np.searchsorted(below, share * below[-1])]]
-
-
 class Iterations(Observer):
     """Each iteration by itself: what it ran, the blocks in use, and the most empty slots at the end of a sequence."""
 
@@ -136,7 +109,7 @@ class Iterations(Observer):
         self.rows: list[dict[str, int]] = []
         self.empty_slots_most = 0
 
-    def observe(self, engine: Engine, output: ChunkedOutput, start_s: float) -> None:
+    def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
         manager = engine.scheduler.manager
         ran = {"decodes": output.num_decode_seqs, "prompt_tokens": output.num_prefill_tokens}
         blocks = manager.num_blocks - manager.num_free_blocks

@@ -17,7 +17,8 @@ from repro.engine.systems import system
 from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.metrics import UsageSamples
 from repro.simulate.profiles import cost_model
-from repro.simulate.serve import requests_of, serve
+from repro.simulate.prompts import requests_of
+from repro.simulate.serve import serve
 from repro.studies import fig02_memory_waste, fig12_basic_sampling, fig15_sharing, fig17_chatbot, sweep
 from repro.studies import fig19_preemption as fig19
 from repro.studies.base import DataFrame, Figure, Judgement, Parameters, Point, Rows, house

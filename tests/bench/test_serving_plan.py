@@ -10,7 +10,7 @@ from repro import cli, hashing, paths
 from repro.bench import kept
 from repro.bench.catalogue import BENCHMARKS
 from repro.bench.rows import Recording
-from repro.engine.systems import SYSTEMS
+from repro.engine.systems import OF_THE_PAPER
 from repro.errors import UserError
 
 torch = pytest.importorskip("torch")
@@ -76,19 +76,22 @@ def keys_of(rows):
 
 def test_the_order_is_that_of_what_a_point_tells_and_systems_take_turns(planned, tmp_path):
     rows = Recording(tmp_path, "serving", "c")
-    assert planned.work(rows, timing=plan.GPU_TIMING, systems=tuple(SYSTEMS)) == (0, 0)
+    assert planned.work(rows, timing=plan.GPU_TIMING, systems=tuple(OF_THE_PAPER)) == (0, 0)
     keys = keys_of(rows)
-    assert keys[:10] == [f"saturated/{workload}/{name}" for workload in ("sharegpt", "alpaca") for name in SYSTEMS]
+    assert keys[:10] == [f"saturated/{workload}/{name}" for workload in ("sharegpt", "alpaca") for name in OF_THE_PAPER]
     assert keys[10:19] == [f"recompute/{2**power}" for power in range(9)]
     assert keys[19:23] == ["saturated/sharegpt/vllm/3", "saturated/sharegpt/orca-max/3", "generate/sharegpt", "steps"]
     assert keys[23:53] == [
-        f"latency/{w}/{name}/{m}" for m in ("0.8", "0.5", "0.95") for w in ("sharegpt", "alpaca") for name in SYSTEMS
+        f"latency/{w}/{name}/{m}"
+        for m in ("0.8", "0.5", "0.95")
+        for w in ("sharegpt", "alpaca")
+        for name in OF_THE_PAPER
     ]
     assert keys[53:77] == [
         f"sharing/{method}/{width}/{name}"
         for method in ("parallel", "beam")
         for width in (2, 4, 6)
-        for name in SYSTEMS
+        for name in OF_THE_PAPER
         if name != "faster-transformer"
     ]
     assert keys[77:81] == [f"prefix/{prefix}/{name}" for prefix in (80, 341) for name in ("vllm", "orca-oracle")]

@@ -12,7 +12,6 @@ from test_load import MAX_LEN, OneByOne, constant
 from repro.engine.clock import VirtualClock
 from repro.engine.config import DEVICES, MODELS, Deployment
 from repro.engine.loop import Engine, Observer
-from repro.engine.scheduler import Scheduler
 from repro.engine.systems import SYSTEMS
 from repro.errors import UserError
 from repro.simulate import load
@@ -77,6 +76,9 @@ class Saving(Observer):
         {"block_size": 1, "preemption": "recompute"},
         {"workload": "translation", "prefix_tokens": 80},
         {"workload": "translation", "prefix_tokens": 80, "system": "orca-oracle"},
+        *({"system": "vllm-v1", "budget": budget} for budget in (16, 64, 512, 2048)),
+        {"system": "vllm-v1", "n": 3},
+        {"system": "vllm-v1", "workload": "translation", "prefix_tokens": 80},
     ],
     ids=str,
 )
@@ -96,7 +98,7 @@ def test_the_real_engine_decides_as_the_simulator_and_every_output_is_as_long_as
             manager, batch = asked.manager_on(warm.deployment), asked.requests
             if asked.stored_prefix_tokens:
                 manager.store_prefix(load.PREFIX, asked.stored_prefix_tokens)
-        scheduler = Scheduler(manager, asked.system_on(warm.deployment).scheduler)
+        scheduler = asked.system_on(warm.deployment).decide(manager)
         executor = warm.executor if real else OneByOne(constant(0.01), asked.parents)
         serve_all(Engine(scheduler, executor, IdleClock() if real else VirtualClock(), [watched, blocks]), batch[few])
         warm.executor.flush()
@@ -105,7 +107,7 @@ def test_the_real_engine_decides_as_the_simulator_and_every_output_is_as_long_as
     assert seen[0][2] > 0 or asked.preemption is None
     finished = warm.executor.finished
     assert {key: [len(one.tokens) for one in state.sequences] for key, state in finished.items()} == {
-        request.request_id: [request.output_tokens] * asked.n for request in batch[few]
+        request.request_id: [request.output_tokens] * (asked.n // asked.requests_a_prompt) for request in batch[few]
     }
 
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shadow import TokenPool
 
-from repro.engine.chunked import ChunkedOutput, ChunkedPrefillConfig, ChunkedPrefillScheduler
+from repro.engine.chunked import ChunkedPrefillConfig, ChunkedPrefillScheduler
 from repro.engine.events import Event
 from repro.engine.loop import Engine, Observer
 from repro.engine.memory import ContiguousKVCacheManager, KVCacheManager, PagedKVCacheManager, reserve_oracle
-from repro.engine.scheduler import Batching, PreemptionMode, Scheduler, SchedulerConfig
+from repro.engine.scheduler import Batching, PreemptionMode, Scheduler, SchedulerConfig, SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.errors import UserError
 from repro.simulate.cost_model import CostModel
@@ -317,7 +317,7 @@ class Replay:
         assert block not in self.prefix_blocks
         self.pool.gpu[block][slot] = self.history[group][position]
 
-    def check_batch(self, output: ChunkedOutput) -> None:
+    def check_batch(self, output: SchedulerOutput) -> None:
         """Decodes first, the budget, the order of the queue, and prompts computed once and without gaps."""
         config, parts = self.run.config, output.prefills + output.chunks
         assert set(output.decodes) == self.running and output.num_decode_seqs == len(self.running)
@@ -345,10 +345,8 @@ class Replay:
         waiting = [group.request.request_id for group in self.scheduler.waiting]
         holders = [group.request.request_id for group in self.running] + started
         assert waiting == sorted(waiting) and (not waiting or not holders or max(holders) < waiting[0])
-        held = len(
-            set(holders) | ({self.scheduler.prefilling.request.request_id} if self.scheduler.prefilling else set())
-        )
-        assert held <= config.max_num_seqs
+        held = {*holders, *(group.request.request_id for group in self.scheduler.prefilling)}
+        assert len(held) <= config.max_num_seqs
 
     def check_memory(self, told: dict[SequenceGroup, int]) -> None:
         """Every stored token is in its slot; free + held = total; the manager is told the lengths that are true."""

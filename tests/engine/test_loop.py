@@ -21,7 +21,7 @@ from repro.engine.loop import Engine, Observer
 from repro.engine.memory import CacheOp, KVCacheManager, PagedKVCacheManager, reserve_pow2
 from repro.engine.scheduler import Batching, PreemptionMode, Scheduler, SchedulerConfig, SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
-from repro.engine.systems import SYSTEMS
+from repro.engine.systems import OF_THE_PAPER, SYSTEMS
 from repro.errors import UserError
 from repro.simulate.cost_model import CostModel
 from repro.simulate.executor import SimulatedExecutor
@@ -139,7 +139,7 @@ def poisson(rate: float, count: int, seed: int, longest: int = 120, n: int = 1) 
     ]
 
 
-VARIANTS = {name: (SYSTEMS[name], 1) for name in SYSTEMS} | {
+VARIANTS = {name: (SYSTEMS[name], 1) for name in OF_THE_PAPER} | {
     "vllm, always swap": (SYSTEMS["vllm"].with_scheduler(preemption=PreemptionMode.SWAP), 1),
     "vllm, 3 samples": (SYSTEMS["vllm"], 3),
     "vllm, narrow": (SYSTEMS["vllm"].with_scheduler(max_num_seqs=7, max_num_batched_tokens=150), 1),

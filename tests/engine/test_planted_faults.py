@@ -177,8 +177,8 @@ def copies_that_wait_for_the_next_iteration_are_lost(monkeypatch: pytest.MonkeyP
 
 @planted
 def the_earliest_is_driven_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    earliest = property(lambda self: min(self, key=lambda group: group.request.request_id))
-    monkeypatch.setattr(RunningSet, "latest", earliest)
+    first = lambda self: [min(self.running, key=lambda group: group.request.request_id)]  # noqa: E731
+    monkeypatch.setattr(Scheduler, "holders", first)
 
 
 @planted

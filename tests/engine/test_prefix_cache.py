@@ -8,8 +8,8 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from fuzz import Case, draw
-from shadow import Shadow
+from fuzz import draw
+from shadow import CachingShadow
 
 from repro.engine.chunked import ChunkedPrefillConfig, ChunkedPrefillScheduler
 from repro.engine.memory.prefix_cache import CachingBlockAllocator, PrefixCachingKVCacheManager, block_hashes
@@ -20,59 +20,15 @@ from repro.errors import UserError
 RUNS = 400
 
 
-class CachingShadow(Shadow):
-    """Prompts often begin as earlier ones do; free blocks that may still be found are not wiped."""
-
-    def __init__(self, scheduler: Scheduler, case: Case) -> None:
-        super().__init__(scheduler, case.seed, case.stop_rate, case.lookahead)
-        self.prompts: dict[int, list[int]] = {}
-        self.manager._hashes = lambda request: block_hashes(self.prompts[request.request_id], self.size)
-
-    def register(self, group: SequenceGroup) -> None:
-        length, earlier = group.request.prompt_tokens, [[], *self.prompts.values()]
-        like = self.random.choice(earlier)[: self.random.choice((length, length, self.random.randint(0, length)))]
-        self.prompts[group.request.request_id] = prompt = like + self._new_tokens(length - len(like))
-        for seq in group.seqs:
-            self.history[seq] = list(prompt)
-        self.emitted[group] = 0
-
-    def _cached_tokens(self, group: SequenceGroup) -> int:
-        cached = self.manager.prefix_tokens(group)
-        assert cached < group.request.prompt_tokens and cached % self.size == 0
-        return cached
-
-    def _common_blocks(self) -> set[int]:
-        return set(self.manager.gpu.found.values())
-
-    def _check_conservation(self) -> None:
-        super()._check_conservation()
-        scheduler, gpu = self.scheduler, self.manager.gpu
-        assert {content: block for block, content in gpu._holds.items()} == gpu.found
-        running = list(scheduler.stored_lengths(scheduler.iteration - 1))
-        usage = self.manager.usage(running)  # adds up, or raises
-        assert usage.physical_blocks == len({block for group, _ in running for block in self._blocks(group, 0, None)})
-        for content, block in gpu.found.items():
-            tokens = self.pool.gpu[block]
-            assert any(
-                content in block_hashes(prompt, self.size)
-                and tokens in [prompt[at : at + self.size] for at in range(0, len(prompt), self.size)]
-                for prompt in self.prompts.values()
-            ), "a block is found by what it does not hold"
-
-
-def manager_of(case: Case) -> PrefixCachingKVCacheManager:
-    return PrefixCachingKVCacheManager(
-        case.num_blocks, case.block_size, case.watermark, case.cpu_blocks, hashes=lambda request: []
-    )
-
-
 def run(seed: int) -> Counter[str]:
     """One random run of `fuzz` with a prefix cache, in small blocks, so that prompts have several."""
     case = draw(seed)
-    case = replace(case, system="paged", batching="iteration", prefixes=(), block_size=min(case.block_size, 4))
-    case = replace(case, asks=tuple(replace(ask, prefix=None) for ask in case.asks))
-    scheduler = Scheduler(manager_of(case), case.config())
-    shadow = CachingShadow(scheduler, case)
+    usual = {"prefixes": (), "chunked": False, "order": "fcfs", "victim": "last"}
+    case = replace(case, system="paged", batching="iteration", caching=True, **usual)
+    asks = tuple(replace(ask, prefix=None) for ask in case.asks)
+    case = replace(case, asks=asks, block_size=min(case.block_size, 4))
+    scheduler = case.scheduler()
+    shadow = CachingShadow(scheduler, case.seed, case.stop_rate, case.lookahead)
     seen = shadow.run([request for request in case.requests() if is_taken(scheduler, request)])
     return seen + Counter(hit=scheduler.manager.num_hit, asked=scheduler.manager.num_asked)
 

@@ -125,10 +125,10 @@ def test_the_requester_itself_is_driven_out_when_it_came_last() -> None:
     assert event.detail["requester"] == 1
 
 
-def test_arrival_decides_not_the_order_of_resumption() -> None:
+def test_arrival_decides_not_the_order_of_submission() -> None:
     case = Case(request(0, 4, 9, arrival=5.0), request(1, 4, 9, arrival=5.0), request(2, 4, 9, arrival=1.0), blocks=3)
     case.step()
-    assert case.output.prefills[2].group is case.groups[2]
+    assert case.output.prefills[0].group is case.groups[2]
     case.scheduler.add(request(3, 1, 1, arrival=6.0))
     assert case.step()[2] == "10"  # equal arrivals: the higher number; the earliest stays
     assert case.numbers(list(case.scheduler.waiting)) == "013"  # back in their places

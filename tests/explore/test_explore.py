@@ -227,11 +227,11 @@ def test_the_examples_run(rule: str) -> None:
         ("def reserve(r, m): return r.no", "reservation", "AttributeError: 'Request' object has no attribute 'no'"),
         ("def reserve(r, m): return 9 // abs(r.output_tokens - 256)", "reservation", "ZeroDivisionError"),
         ("def reserve(r, m): return 1", "reservation", "a reservation must cover the output"),
-        ("def victim(running): return 3", "preemption", "the preemption rule victim returned 3, line 1"),
+        ("def victim(running): return 3", "preemption", "the victim policy victim returned 3, line 1"),
         (
             "def victim(running): return running[99]",
             "preemption",
-            "your rule raised IndexError: list index out of range",
+            "the victim policy victim raised IndexError: list index out of range",
         ),
     ],
 )

@@ -138,7 +138,7 @@ def test_a_rotary_embedding_that_changes_with_the_longest_in_the_batch_bounds_th
     assert loaded.config.max_model_len == limit
     assert ("longest in the batch" in loaded.limit) is (limit < 128)
     if limit < 128:
-        assert f"sequences of {limit} tokens" in LLM(loaded, quiet=True).boot_line
+        assert f"concurrency for {limit} tokens" in LLM(loaded, quiet=True).boot_line
         assert "of the 128 that it states" in LLM(loaded, quiet=True).boot_line
         with pytest.raises(UserError, match=f"from 1 to {limit} of the 128 that it states"):
             LLM(loaded, max_model_len=128, quiet=True)

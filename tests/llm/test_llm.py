@@ -86,7 +86,8 @@ def test_a_prefix_is_put_before_every_prompt(tiny):
 def test_the_boot_line_says_what_the_pool_comes_to(tiny, capsys):
     LLM(tiny, pool=PoolSize(kv_slots=512), max_model_len=32)
     line = capsys.readouterr().out
-    assert "512 tokens (32 blocks of 16, 0.00 GiB), 16.0 sequences of 32 tokens at once; 1 thread, " in line
+    assert "KV cache size: 512 tokens (32 blocks of 16, 0.00 GiB), " in line
+    assert "maximum concurrency for 32 tokens per request: 16.00x; 1 thread, " in line
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from published.same import Ends
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.running import RunningSet
 from repro.engine.scheduler import Prefill, Scheduler, SchedulerConfig, SchedulerOutput
-from repro.engine.sequence import Sequence, SequenceGroup, Status, by_arrival
+from repro.engine.sequence import Sequence, SequenceGroup, Status, by_rank
 
 SWAP_SPACE_FULL = "swap space is full"
 ONE_LEFT = "a group that lost sequences waits to be computed again"
@@ -80,7 +80,7 @@ class _AllWrite(RunningSet):
     """Asks for every running group, not only for those whose next token takes a block."""
 
     def writers(self, iteration: int, fresh: object = ()) -> list[SequenceGroup]:
-        return sorted(self, key=by_arrival)
+        return sorted(self, key=by_rank)
 
 
 class Scheduler2023(Scheduler):
@@ -106,7 +106,7 @@ class Scheduler2023(Scheduler):
         self._prompts_only = True
         if not self.swapped:
             ran = list(self.running)
-            output = self.output_type(self.iteration)
+            output = SchedulerOutput(self.iteration)
             self._admit(output)
             if output.prefills:
                 # A running group gets a token an iteration, so what waits a step has to leave for it.

@@ -22,8 +22,9 @@ from published.fetch import fetched, modules
 from published.same import Memory
 from published.sides import memory_of, moves, numbers
 from published.trials import Decision, Outcome
-from repro.engine.chunked import ChunkedOutput, ChunkedPrefillConfig, ChunkedPrefillScheduler
+from repro.engine.chunked import ChunkedPrefillConfig, ChunkedPrefillScheduler
 from repro.engine.memory import PagedKVCacheManager
+from repro.engine.scheduler import SchedulerOutput
 from repro.engine.sequence import Request, SequenceGroup
 
 VERSION = "0.33.0"
@@ -100,16 +101,11 @@ class SchedulerV1(ChunkedPrefillScheduler):
         super().__init__(manager, config)
         self.rules = manager.rules = rules
 
-    def _continue(self, output: ChunkedOutput, budget: int) -> int:
-        group = self.prefilling
-        taken = super()._continue(output, budget)
-        if self.rules.stalled_prompt_restarts and group is not None and budget > 0 and taken == 0:
+    def _continue(self, output: SchedulerOutput, group: SequenceGroup, budget: int) -> int:
+        taken = super()._continue(output, group, budget)
+        if self.rules.stalled_prompt_restarts and budget > 0 and taken == 0:
             self.preempt(group, output)
         return taken
-
-    def _start(self, output: ChunkedOutput, budget: int) -> None:
-        if not output.preempted:
-            super()._start(output, budget)
 
 
 # Runs
@@ -177,8 +173,7 @@ class OurChunked:
         )
 
     def _running(self) -> list[SequenceGroup]:
-        under_way = self.scheduler.prefilling
-        return [*self.scheduler.running, *([under_way] if under_way else [])]
+        return [*self.scheduler.running, *self.scheduler.prefilling]
 
     def finish(self, outcomes: Mapping[int, Outcome]) -> list[int]:
         stopped = [self._groups[number] for number, outcome in outcomes.items() if outcome.stopped]

@@ -69,7 +69,7 @@ def test_a_registered_system_runs_and_the_papers_own_cannot_be_replaced():
             serve(tight, OPT_13B, trace, COSTS).latency_s_per_token
             == serve(system("orca-oracle"), OPT_13B, trace, COSTS).latency_s_per_token
         )
-        with pytest.raises(UserError, match="one of the paper's systems"):
+        with pytest.raises(UserError, match="one of the project's systems"):
             register(contiguous_system("orca-max", lambda request, max_model_len: 1))
     finally:
         SYSTEMS.pop("orca-tight", None)

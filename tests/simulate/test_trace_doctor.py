@@ -19,7 +19,7 @@ from repro.engine.memory import PagedKVCacheManager
 from repro.engine.sequence import SamplingParams
 from repro.errors import UserError
 from repro.simulate.executor import SimulatedExecutor
-from repro.simulate.serve import requests_of
+from repro.simulate.prompts import requests_of
 from repro.simulate.trace_doctor import QUESTIONS, Running, Setting, answer, ask, compare, in_short, replay
 from repro.workloads import Trace
 from repro.workloads.public import read_trace

@@ -9,7 +9,7 @@ from loads import rows_of as all_rows
 
 from repro.bench import kept
 from repro.engine.config import DEPLOYMENTS
-from repro.engine.systems import SYSTEMS
+from repro.engine.systems import OF_THE_PAPER
 from repro.errors import UserError
 from repro.harness import experiment
 from repro.report import claims
@@ -87,7 +87,7 @@ def test_the_recorded_runs_hold_what_their_replay_holds():
     rows = rows_of("h200")
     runs = (rows[name][rows[name]["n"] == 1] for name in ("saturated", "replayed"))
     measured, replayed = (table.set_index(["workload", "system"]) for table in runs)
-    assert len(measured) == len(replayed) == 2 * len(SYSTEMS)
+    assert len(measured) == len(replayed) == 2 * len(OF_THE_PAPER)
     for run, row in measured.iterrows():
         again = replayed.loc[run]
         for piece in PIECES:
@@ -106,7 +106,7 @@ def test_recorded_outputs_have_the_lengths_of_the_trace_and_the_order_is_the_pap
     rows = rows_of("h200")
     for workload in ("sharegpt", "alpaca"):
         ours = study.ratios(rows, workload)
-        assert ["vllm", *ours] == list(SYSTEMS) and list(ours) == sorted(ours, key=ours.get)
+        assert ["vllm", *ours] == list(OF_THE_PAPER) and list(ours) == sorted(ours, key=ours.get)
         assert all(ratio > 1 and 0 < off < ratio for ratio, off in ours.values())
         assert study.paper_ratios(workload).keys() == ours.keys()
 
@@ -128,13 +128,13 @@ def test_what_a_short_budget_left_out_is_drawn_as_missing(folder):
     assert rows.distinct("evidence") == ["measured", "replayed"]
     figures = draw(rows)
     assert set(figures) == {"fig12_measured", "fig12_measured_memory"} <= CAPTIONS
-    assert texts(figures["fig12_measured"]).count("not\nmeasured") == 2 * len(SYSTEMS) - 2
+    assert texts(figures["fig12_measured"]).count("not\nmeasured") == 2 * len(OF_THE_PAPER) - 2
     assert study.ratios(rows, "alpaca") == {} and set(study.ratios(rows, "sharegpt")) == {"orca-max"}
     assert judged(rows) == []
 
 
 def test_latency_is_drawn_once_there_are_rows_and_what_is_not_steady_is_marked(folder):
-    saturated = [ran(name, "sharegpt") for name in SYSTEMS]
+    saturated = [ran(name, "sharegpt") for name in OF_THE_PAPER]
     rate = {row["system"]: row["finished_rate"] for row in saturated}
     latency = [
         ran(name, "sharegpt", multiple * rate[name], multiple=multiple, mark=mark)

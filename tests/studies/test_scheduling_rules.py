@@ -35,13 +35,8 @@ def counted(scheduler_type: type[Scheduler] = Scheduler) -> Counter[str]:
 class DrivesOutTheFirst(Scheduler):
     """Once: for good, two requests could drive each other out without end."""
 
-    def withdraw_latest(self):
-        if self.num_preemptions:
-            return super().withdraw_latest()
-        group = next(iter(self.running))
-        num_stored = group.num_stored(self.iteration) - 1
-        self.running.leave(group, self.iteration, Status.WAITING)
-        return group, num_stored
+    def holders(self):
+        return super().holders() if self.num_preemptions else [next(iter(self.running))]
 
 
 class LastComeFirstServed(Scheduler):

@@ -18,6 +18,7 @@ from repro.engine.clock import WallClock
 from repro.engine.config import DEVICES, Deployment
 from repro.engine.loop import Engine, Observer
 from repro.engine.memory import KVCacheManager, PagedKVCacheManager
+from repro.engine.memory.prefix_cache import block_hashes
 from repro.engine.scheduler import Scheduler, SchedulerConfig, SchedulerOutput
 from repro.engine.sequence import Request
 from repro.llm import models
@@ -95,15 +96,15 @@ class WarmEngine:
             self.serve([Request(index, 0.0, length, 4, GREEDY) for index, length in enumerate(prompts)])
         self.executor.runner.capture_all(longest)
 
-    def _prompt(self, num_tokens: int) -> np.ndarray:
-        return self._random.integers(4, self.loaded.model.config.vocab_size, num_tokens)
+    def _prompt(self, num_tokens: int, prefix: np.ndarray | tuple[()] = ()) -> np.ndarray:
+        """A random prompt, which begins with the prefix."""
+        prompt = self._random.integers(4, self.loaded.model.config.vocab_size, num_tokens)
+        prompt[: len(prefix)] = prefix
+        return prompt
 
-    def submit(self, request: Request, prefix: np.ndarray | None = None) -> Request:
-        """Hand the executor a random prompt for it, which begins with the prefix."""
-        prompt = self._prompt(request.prompt_tokens)
-        if prefix is not None:
-            prompt[: len(prefix)] = prefix
-        self.executor.submit(request, prompt)
+    def submit(self, request: Request) -> Request:
+        """Hand the executor a random prompt for it."""
+        self.executor.submit(request, self._prompt(request.prompt_tokens))
         return request
 
     def engine(self, *observers: Observer, config: SchedulerConfig = SchedulerConfig()) -> Engine:
@@ -121,12 +122,19 @@ class WarmEngine:
     def prepare(self, load: Load) -> tuple[KVCacheManager, list[Request]]:
         """The load's memory manager on this pool, with the shared prefix if any, and its requests with prompts."""
         self.use_blocks(load.block_size)
-        manager = load.manager_on(self.deployment)
+        hashes: dict[int, list[bytes]] = {}
+        manager = load.manager_on(self.deployment, lambda request: hashes[request.request_id])
         self.executor.reset(manager, load.parents)
-        prefix = self._prompt(load.prefix_tokens)
+        prefix, requests, width = self._prompt(load.prefix_tokens), load.requests, load.requests_a_prompt
         if load.stored_prefix_tokens:
             self.executor.store_prefix(PREFIX, prefix)
-        return manager, [self.submit(request, prefix) for request in load.requests]
+        for first in range(0, len(requests), width):
+            prompt = self._prompt(requests[first].prompt_tokens, prefix)
+            found = block_hashes(prompt, load.block_size) if width > 1 or load.prefix_tokens else []
+            for sample, request in enumerate(requests[first : first + width]):
+                hashes[request.request_id] = found
+                self.executor.submit(request, prompt, sample)
+        return manager, requests
 
     def measure(self, load: Load) -> dict[str, Any]:
         """The load on the real engine; one row, with the device's state and the host's share of the time."""

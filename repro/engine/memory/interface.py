@@ -65,6 +65,8 @@ class KVCacheManager(ABC):
 
     grows: bool  # sequences ask for slots as they grow (paged); if not, they hold all they will ever get (contiguous)
     shares: bool  # several sequences of a group can refer to one block
+    #: prompt tokens of groups that started, and those of them found in a prefix cache
+    num_asked = num_hit = 0
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = check_block_size(block_size)
@@ -151,6 +153,10 @@ class KVCacheManager(ABC):
         return False
 
     def swap_in(self, group: SequenceGroup) -> list[CacheOp]:
+        raise NotImplementedError(f"{type(self).__name__} does not swap")
+
+    def free_swapped(self, group: SequenceGroup) -> None:
+        """Take back everything that a swapped group holds, wherever it is."""
         raise NotImplementedError(f"{type(self).__name__} does not swap")
 
     def cdiv(self, num_tokens: int) -> int:

@@ -173,6 +173,13 @@ class PagedKVCacheManager(KVCacheManager):
     def swap_in(self, group: SequenceGroup) -> list[CacheOp]:
         return self._move(group, self.cpu, self.gpu, OpKind.SWAP_IN)
 
+    def free_swapped(self, group: SequenceGroup) -> None:
+        prefix = self.prefix_tokens(group) // self.block_size
+        for seq in group.seqs:
+            table = self._tables.pop(seq)
+            self.gpu.release(table[:prefix])
+            self.cpu.release(table[prefix:])
+
     def _move(
         self, group: SequenceGroup, source: BlockAllocator, target: BlockAllocator, kind: OpKind
     ) -> list[CacheOp]:

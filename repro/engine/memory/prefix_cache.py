@@ -160,6 +160,10 @@ class PrefixCachingKVCacheManager(PagedKVCacheManager):
         super().free(group)
         self._hits.pop(group, None)
 
+    def free_swapped(self, group: SequenceGroup) -> None:
+        super().free_swapped(group)
+        self._hits.pop(group, None)
+
     def _movable_blocks(self, group: SequenceGroup) -> Counter[int]:
         return Counter(block for seq in group.seqs for block in self._tables[seq])
 
