@@ -16,6 +16,7 @@ import io
 import math
 import os
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -29,13 +30,14 @@ from repro.engine.config import check_block_size
 from repro.engine.events import Event
 from repro.engine.loop import Engine, Observer, Outcome
 from repro.engine.memory import KVCacheManager
-from repro.engine.memory.prefix_cache import block_hashes
+from repro.engine.memory.prefix_cache import PrefixCachingKVCacheManager, block_hashes
 from repro.engine.sequence import Request
 from repro.engine.status import StatusLines
 from repro.errors import UserError
 from repro.llm import models
 from repro.llm.executor import TorchExecutor
 from repro.llm.kv_store import KVStore
+from repro.llm.missed import why_missed
 from repro.llm.pace import settle
 from repro.llm.pool import MOST_GIB, PoolSize, boot_line
 from repro.llm.recorder import Recorder
@@ -115,6 +117,7 @@ class LLM:
         self.num_cpu_blocks = int(swap_gib / gib_per_block)
         self._hashes: dict[int, list[bytes]] = {}  # of the requests of the present call
         self._cache: KVCacheManager | None = None  # the memory manager, where it knows blocks of earlier calls
+        self._prompts: deque[np.ndarray] = deque(maxlen=self.num_blocks)  # of earlier calls, which it may know
         store = KVStore(config, self.num_blocks, block_size, self.num_cpu_blocks, loaded.dtype, loaded.device)
         pace = None
         with loaded.turns.take():
@@ -133,6 +136,7 @@ class LLM:
     def reset_prefix_cache(self) -> None:
         """Forget the prompts of earlier calls."""
         self._cache = None
+        self._prompts.clear()
 
     @user_facing
     @_taking_turns
@@ -169,6 +173,8 @@ class LLM:
             watching.append(StatusLines(status_every_s, print))
         executor, manager = self.executor, self._cache or self._manager()
         self._cache = None  # until this call has come to its end
+        if self.system.prefix_caching:
+            manager.begin_run()
         executor.reset(manager)
         prefix_ids = self._prepare(asked, prefix, seed)
         refused = [one.error for one in asked if one.error]
@@ -188,6 +194,8 @@ class LLM:
         if self.system.prefix_caching:
             self._cache = manager
         results = [self._result(one, [next(outcomes) for _ in one.requests]) for one in asked]
+        if self.system.prefix_caching:
+            results = self._with_misses(asked, results, manager)
         moved, found = executor.store.blocks_moved - moved, manager.num_hit - found
         statistics = statistics_of(results, recorder, clock.now, scheduler.num_preemptions, moved, found)
         return Generation(results, statistics, events, seed)
@@ -248,6 +256,19 @@ class LLM:
                     queue.add(part)
                 one.requests = requests
         return common
+
+    def _with_misses(
+        self, asked: list[Asked], results: list[RequestResult], manager: PrefixCachingKVCacheManager
+    ) -> list[RequestResult]:
+        """The results with why their prompts were not found, in the order in which the prompts have started."""
+        place = {one.requests[0].request_id: index for index, one in enumerate(asked) if one.requests}
+        for request_id, start in manager.starts.items():
+            if (index := place.get(request_id)) is not None:  # a prompt's first sample
+                ids = asked[index].ids
+                missed = why_missed(ids, start, self._prompts, self.block_size)
+                results[index] = dataclasses.replace(results[index], missed=missed)
+                self._prompts.append(ids)
+        return results
 
     def _result(self, one: Asked, outcomes: list[Outcome]) -> RequestResult:
         prompt = one.prompt if isinstance(one.prompt, str) else None

@@ -10,6 +10,7 @@ import numpy as np
 from repro.checks import instance, number, several, shown, whole
 from repro.engine.sequence import Request
 from repro.errors import UserError
+from repro.llm.missed import common_tokens
 from repro.llm.models import LoadedModel
 from repro.sampling_params import SamplingParams
 
@@ -151,9 +152,7 @@ class Encoder:
         """How the prefix begins in all of the encoded prompts: a tokenizer may join its end to what follows."""
         head = self._head
         for ids in encoded:
-            least = min(len(head), len(ids))
-            different = np.flatnonzero(head[:least] != ids[:least])
-            head = head[: different[0] if len(different) else least]
+            head = head[: common_tokens(head, ids)]
         return head
 
     def _ids(self, given: object, name: str, special: bool = True) -> np.ndarray:

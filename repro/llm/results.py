@@ -9,6 +9,7 @@ import numpy as np
 from repro.engine.events import Event
 from repro.engine.loop import Outcome
 from repro.engine.memory import OpKind
+from repro.llm.missed import Missed
 from repro.llm.recorder import Recorder
 from repro.sampling_params import SamplingParams
 
@@ -35,7 +36,8 @@ class RequestResult:
     """A request's samples, beams best first, and when it got its first and last token (seconds from the start).
 
     `prompt_logprobs` has, per token of the prompt, what `best_logprobs` has of an output's; None for the first one. A
-    request that was refused has an `error`, no samples and no outcome."""
+    request that was refused has an `error`, no samples and no outcome. `missed` says what of the prompt was in the
+    prefix cache, and why the rest was not; None without such a cache."""
 
     prompt: str | None
     prompt_token_ids: list[int] = field(repr=False)
@@ -43,6 +45,7 @@ class RequestResult:
     outcome: Outcome | None = field(default=None, repr=False)
     prompt_logprobs: list[dict[int, float] | None] | None = field(default=None, repr=False)
     error: str | None = None
+    missed: Missed | None = field(default=None, repr=False)
 
     @property
     def texts(self) -> list[str | None]:

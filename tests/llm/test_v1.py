@@ -204,3 +204,26 @@ def test_what_an_operator_reads(tiny, capsys):
     assert "since the K/V cache is full" in first and all("Preemptions: 0" not in line for line in after)
     for part in ("Running: ", "Waiting: ", "KV cache usage: ", "% of slots hold a token", "Prefix cache hit rate: "):
         assert part in after[-1]
+
+
+def test_why_a_prompt_was_not_found(tiny):
+    """The demo: a time stamp in front of the prompt defeats the cache, behind it nothing is lost."""
+    engine, system_prompt = llm(tiny, system="vllm-v1"), list(range(20, 44))
+    asked = [[*system_prompt, 1, 2], [*system_prompt, 3, 4], [7, *system_prompt], [8, *system_prompt], system_prompt]
+    missed = [one.missed for one in engine.generate(asked, GREEDY, progress=False)]
+    assert [(one.found, one.parted_at) for one in missed] == [(0, 0), (24, 24), (0, 0), (0, 0), (20, None)]
+    assert str(missed[3]) == "0 of 25 prompt tokens found; token 0 is the first that no earlier prompt had there"
+    later = engine.generate([asked[1], [9, *system_prompt]], GREEDY, progress=False)
+    assert [(one.missed.found, one.missed.parted_at) for one in later] == [(24, None), (0, 0)]
+    assert llm(tiny).generate(asked[:1], GREEDY, progress=False)[0].missed is None
+
+
+def test_what_evicted_the_rest_is_named(tiny):
+    engine = llm(tiny, system="vllm-v1", pool=PoolSize(num_blocks=14), max_num_seqs=1)
+    first, other = list(range(24)), [50, *range(24, 60)]
+    made = engine.generate([first, other, first], GREEDY, progress=False)
+    missed = made[2].missed
+    assert missed.evicted_by == (1,) and missed.evicted > 0 and missed.found + missed.evicted == 24
+    assert missed.parted_at is None and "more had been there and were evicted for request 1" in str(missed)
+    again = engine.generate([other], GREEDY, progress=False)[0].missed
+    assert set(again.evicted_by) <= {None} and again.found + again.evicted <= 36

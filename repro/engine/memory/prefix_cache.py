@@ -11,6 +11,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
+from typing import NamedTuple
 
 from repro.engine.memory.block_allocator import BlockAllocator
 from repro.engine.memory.interface import CacheOp, MemoryUsage
@@ -32,19 +33,32 @@ def block_hashes(token_ids: Items[int], block_size: int, salt: bytes = b"") -> l
     return found
 
 
+class Start(NamedTuple):
+    """What a request found when it started, the last time: `found` tokens of its prompt; `evicted`, of each block that
+    followed and had been there, the request that took it over (None: one of an earlier run)."""
+
+    found: int
+    evicted: tuple[int | None, ...]
+
+
 class CachingBlockAllocator(BlockAllocator):
-    """Blocks that can be found by their hash, also while they are free; the one free for longest is used first."""
+    """Blocks that can be found by their hash, also while they are free; the one free for longest is used first.
+
+    `evicted` remembers of the latest evictions, as many as there are blocks, which request took the block: `taker`."""
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
         self._free: dict[int, None] = dict.fromkeys(range(num_blocks))  # in the order of use
         self.found: dict[bytes, int] = {}
         self._holds: dict[int, bytes] = {}
+        self.taker: int | None = None
+        self.evicted: dict[bytes, int | None] = {}
 
     def keep(self, block: int, content: bytes) -> None:
         """`block` holds this from now on, and is found by it unless another block is."""
         if self.found.setdefault(content, block) == block:
             self._holds[block] = content
+            self.evicted.pop(content, None)
 
     def allocate(self) -> int:
         block = next(iter(self._free), None)
@@ -53,6 +67,9 @@ class CachingBlockAllocator(BlockAllocator):
         del self._free[block]
         if (content := self._holds.pop(block, None)) is not None:
             del self.found[content]
+            self.evicted[content] = self.taker
+            if len(self.evicted) > self.num_blocks:
+                del self.evicted[next(iter(self.evicted))]
         self.ref_counts[block] = 1
         return block
 
@@ -85,7 +102,7 @@ class PrefixCachingKVCacheManager(PagedKVCacheManager):
 
     At least a prompt's last token is computed, since its output is needed; blocks partly filled are never shared. Hits
     are decided when a group starts and stay its own until it ends, is recomputed or swapped: swapping moves everything.
-    `num_asked` and `num_hit` count prompt tokens of starts, and those that were found."""
+    `num_asked` and `num_hit` count prompt tokens of starts, and those that were found; `starts` has each request's."""
 
     def __init__(
         self, num_blocks: int, block_size: int = 16, watermark: float = 0.01, num_cpu_blocks: int = 0, *, hashes: Hashes
@@ -93,8 +110,13 @@ class PrefixCachingKVCacheManager(PagedKVCacheManager):
         super().__init__(num_blocks, block_size, watermark, num_cpu_blocks)
         self.gpu: CachingBlockAllocator = CachingBlockAllocator(self.num_blocks)
         self.num_asked = self.num_hit = 0
+        self.starts: dict[int, Start] = {}
         self._hashes = hashes
         self._hits: dict[SequenceGroup, int] = {}  # blocks, of groups that have memory
+
+    def begin_run(self) -> None:
+        """Requests are numbered anew from now on."""
+        self.starts, self.gpu.evicted = {}, dict.fromkeys(self.gpu.evicted)
 
     def store_prefix(self, prefix_id: str, num_tokens: int) -> int:
         raise UserError("a prefix cache finds shared prefixes by itself; use the system without it to declare one")
@@ -133,6 +155,10 @@ class PrefixCachingKVCacheManager(PagedKVCacheManager):
         self._hits[group] = len(common)
         self.num_asked += group.request.prompt_tokens
         self.num_hit += len(common) * self.block_size
+        missed = self._hashes(group.request)[len(common) :]
+        evicted = tuple(self.gpu.evicted[content] for content in missed if content in self.gpu.evicted)
+        self.starts[group.request.request_id] = Start(len(common) * self.block_size, evicted)
+        self.gpu.taker = group.request.request_id
         self.gpu.share(common, len(group.seqs))
         shared = self.gpu.allocate_many(num_shared)
         self.gpu.share(shared, len(group.seqs) - 1)
@@ -141,6 +167,7 @@ class PrefixCachingKVCacheManager(PagedKVCacheManager):
         self._keep(group, len(common), num_tokens)
 
     def append_slots(self, group: SequenceGroup, num_tokens: int) -> list[CacheOp]:
+        self.gpu.taker = group.request.request_id
         ops = super().append_slots(group, num_tokens)
         starts_a_block = (num_tokens - 1) % self.block_size == 0
         if starts_a_block and num_tokens <= group.request.prompt_tokens + 1:  # of a prompt in parts
