@@ -145,7 +145,8 @@ class Load:
         if chosen.splits_samples:
             chosen = chosen.with_scheduler(max_model_len=self.max_model_len)
         if self.budget is not None:
-            chosen = chosen.with_scheduler(max_num_batched_tokens=self.budget)
+            most = min(chosen.scheduler.max_num_seqs, self.budget)  # each sequence that runs takes a token
+            chosen = chosen.with_scheduler(max_num_batched_tokens=self.budget, max_num_seqs=most)
         return chosen if self.preemption is None else chosen.with_scheduler(preemption=PreemptionMode(self.preemption))
 
     @property

@@ -19,17 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repro.checks import flag, instance, lookup, user_facing, whole
-from repro.engine.chunked import ChunkedPrefillConfig, ChunkedPrefillScheduler
+from repro.engine.chunked import ChunkedPrefillConfig
 from repro.engine.config import DEPLOYMENTS, Deployment, check_block_size
 from repro.engine.loop import Engine, Observer, Outcome
-from repro.engine.memory import PagedKVCacheManager
 from repro.engine.scheduler import SchedulerConfig, SchedulerOutput
-from repro.engine.sequence import SamplingParams
 from repro.engine.systems import system
 from repro.errors import UserError
-from repro.simulate.executor import SimulatedExecutor
-from repro.simulate.profiles import cost_model
-from repro.simulate.prompts import requests_of
 from repro.simulate.serve import serve
 from repro.workloads import Trace
 
@@ -102,8 +97,7 @@ class Running(Observer):
         self.stretches: list[tuple[float, int, bool]] = []
 
     def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
-        chunks = output.chunks if isinstance(output, SchedulerOutput) else ()
-        running = len(output.decodes) + len(output.prefills) + len(chunks)
+        running = len(output.decodes) + len(output.prefills) + len(output.chunks)
         waits = bool(engine.scheduler.waiting or engine.scheduler.swapped)
         self.stretches.append((engine.clock.now - start_s, running, waits))
 
@@ -120,14 +114,11 @@ class Running(Observer):
 
 def _run(trace: Trace, setting: Setting, deployment: Deployment, watch: Running) -> tuple[list[Outcome], Engine]:
     config, size = setting.config(deployment.model.max_model_len), setting.block_size
-    if not setting.chunked:
-        chosen = replace(system("vllm"), scheduler=config)
-        served = serve(chosen, deployment, trace, block_size=size, observers=[watch])
-        return served.outcomes, served.engine
-    manager = PagedKVCacheManager(deployment.num_blocks(size), size, watermark=0.0)  # V1 keeps no block back
-    executor = SimulatedExecutor(cost_model("a100-2023", deployment, size))
-    engine = Engine(ChunkedPrefillScheduler(manager, config), executor, observers=[watch])
-    return engine.run(requests_of(trace, SamplingParams())), engine
+    # Nothing is known of what prompts hold, so V1 runs without its prefix cache.
+    usual = replace(system("vllm-v1"), prefix_caching=False) if setting.chunked else system("vllm")
+    chosen = replace(usual, scheduler=config)
+    served = serve(chosen, deployment, trace, block_size=size, observers=[watch])
+    return served.outcomes, served.engine
 
 
 def replay(trace: Trace, setting: Setting, deployment: Deployment) -> dict[str, Any]:

@@ -4,25 +4,16 @@ In the paper a provider declares a prefix, and its blocks stay for good (§4.4).
 alike by themselves, as long as they are not needed for something else (`repro.engine.memory.prefix_cache`). Both run
 here under the scheduler of 2023 and under chunked prefill, V1's. A time stamp in front of the prompt defeats it."""
 
-import functools
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from repro.engine.chunked import ChunkedPrefillConfig, ChunkedPrefillScheduler
 from repro.engine.config import DEPLOYMENTS
-from repro.engine.loop import Engine
-from repro.engine.memory import PagedKVCacheManager
-from repro.engine.memory.prefix_cache import PrefixCachingKVCacheManager, block_hashes
-from repro.engine.scheduler import Scheduler
-from repro.engine.sequence import Request, SamplingParams
 from repro.engine.systems import system
-from repro.simulate.executor import SimulatedExecutor
-from repro.simulate.metrics import normalized_latency_s
 from repro.simulate.profiles import cost_model
-from repro.simulate.prompts import PREFIX, requests_of
-from repro.simulate.serve import crossing
+from repro.simulate.prompts import hashes_of
+from repro.simulate.serve import Served, crossing, serve
 from repro.studies.base import Figure, Judgement, Parameters, Point, Rows, house, plotting, where
 from repro.studies.common import Positive, Seeds, Some, about
 from repro.studies.sweep import LEVEL
@@ -38,9 +29,8 @@ WAYS = {
     "cached": "found by hash",
     "stamped": "found by hash, after a time stamp",
 }
-SCHEDULERS = {"2023": "scheduler of 2023", "V1": "chunked prefill"}
-#: token ids of requests' own, beyond any of the prefix
-_OWN = 2**32
+NAMES = {"2023": "scheduler of 2023", "V1": "chunked prefill"}
+SCHEDULERS = {"2023": system("vllm"), "V1": replace(system("vllm-v1"), prefix_caching=False)}
 
 
 class Params(Parameters):
@@ -62,37 +52,15 @@ def points(params: Params) -> list[Point]:
     ]
 
 
-def hashes_of(prefix: int, is_stamped: bool) -> Callable[[Request], list[bytes]]:
-    """What prompts hold that begin with the same `prefix` tokens, or with a token of their own in the first's place."""
-
-    @functools.cache
-    def hashes(request: Request) -> list[bytes]:
-        own = _OWN * (request.request_id + 1)
-        first = [own] if is_stamped else []
-        rest = range(own + 1, own + 1 + request.prompt_tokens - prefix)
-        return block_hashes([*first, *range(len(first), prefix), *rest], BLOCK_SIZE)
-
-    return hashes
-
-
-def serve(prefix: int, way: str, scheduler: str, trace: Trace) -> tuple[float, Engine]:
-    """Mean normalized latency (s/token), and the engine at the end."""
-    deployment, prefix_id = DEPLOYMENTS[MODEL], None
-    num_blocks = deployment.num_blocks(BLOCK_SIZE)
+def run(prefix: int, way: str, scheduler: str, trace: Trace) -> Served:
+    """The trace served by this scheduler, the prefix dealt with in this way."""
+    chosen = SCHEDULERS[scheduler]
     if way in ("cached", "stamped"):
-        hashes = hashes_of(prefix, way == "stamped")
-        manager = PrefixCachingKVCacheManager(num_blocks, BLOCK_SIZE, hashes=hashes)
-    else:
-        manager = PagedKVCacheManager(num_blocks, BLOCK_SIZE)
-        if way == "declared":
-            prefix_id = PREFIX
-            manager.store_prefix(prefix_id, prefix)
-    if scheduler == "V1":
-        decides = ChunkedPrefillScheduler(manager, ChunkedPrefillConfig(max_num_seqs=256))
-    else:
-        decides = Scheduler(manager, system("vllm").scheduler)
-    engine = Engine(decides, SimulatedExecutor(cost_model("a100-2023", deployment, anchor=ANCHOR)))
-    return normalized_latency_s(engine.run(requests_of(trace, SamplingParams(), prefix_id))), engine
+        chosen = replace(chosen, prefix_caching=True)
+    told = 0 if way == "computed" else prefix
+    hashes = hashes_of(prefix, BLOCK_SIZE, stamped=True) if way == "stamped" else None
+    costs = cost_model("a100-2023", DEPLOYMENTS[MODEL], anchor=ANCHOR)
+    return serve(chosen, MODEL, trace, costs, BLOCK_SIZE, shared_prefix_tokens=told, hashes=hashes)
 
 
 def crossing_of(
@@ -104,10 +72,12 @@ def crossing_of(
     def trace_at(rate: float) -> Trace:
         return translation_trace(prefix, rate, duration_s, seed)
 
-    rate = crossing(lambda rate: serve(prefix, way, scheduler, trace_at(rate))[0], 30.0, LEVEL, precision)
+    rate = crossing(
+        lambda rate: run(prefix, way, scheduler, trace_at(rate)).latency_s_per_token, 30.0, LEVEL, precision
+    )
     trace = trace_at(rate)
-    _, engine = serve(prefix, way, scheduler, trace)
-    manager, asked = engine.scheduler.manager, int(trace.prompt_tokens.sum())
+    decided = run(prefix, way, scheduler, trace).engine.scheduler
+    asked = int(trace.prompt_tokens.sum())
     stored = len(trace) * (prefix // BLOCK_SIZE) * BLOCK_SIZE if way == "declared" else 0
     return {
         "prefix_tokens": prefix,
@@ -115,8 +85,8 @@ def crossing_of(
         "scheduler": scheduler,
         **about("modelled", "a100-2023", seed, trace),
         "crossing_rate": rate,
-        "found_percent": 100 * getattr(manager, "num_hit", stored) / asked,
-        "preemptions": engine.scheduler.num_preemptions,
+        "found_percent": 100 * max(decided.manager.num_hit, stored) / asked,
+        "preemptions": decided.num_preemptions,
     }
 
 
@@ -137,7 +107,7 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
         axis.set(xlabel="req/s at 0.5 s/token", xlim=(0, 1.12 * found["crossing_rate"].max()))
         axis.invert_yaxis()
         axis.grid(axis="y", visible=False)
-    names = [plotting.swatch(SCHEDULERS[name], plotting.other(number).color) for number, name in enumerate(schedulers)]
+    names = [plotting.swatch(NAMES[name], plotting.other(number).color) for number, name in enumerate(schedulers)]
     plotting.place_legend(figure, names)
     note = f"Sentences and step times as in Fig. 16, traces of {params.duration_s:g} s"
     plotting.footer(figure, found, note=note)

@@ -1,5 +1,6 @@
 """The token budget of chunked prefill, the batching of vLLM V1 (see `repro.engine.chunked`)."""
 
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Annotated, Any, Self
@@ -12,11 +13,12 @@ from repro.engine.loop import Engine, Observer
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.scheduler import SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams, SequenceGroup
+from repro.engine.systems import system
 from repro.errors import UserError
 from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.metrics import TokenGaps
 from repro.simulate.profiles import cost_model
-from repro.simulate.prompts import requests_of
+from repro.simulate.serve import serve as run_trace
 from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting, where
 from repro.studies.common import Count, Lengths, Positive, Rates, Seeds, Some, about, deployment_of, trace_of
 from repro.workloads.chatbot import chatbot_trace
@@ -148,10 +150,10 @@ def serve(workload: str, rate: float, load: int, config: ChunkedPrefillConfig, *
     deployment, budget = deployment_of("opt-13b"), config.max_num_batched_tokens
     trace = (chatbot_trace if workload == "chatbot" else partial(trace_of, workload))(rate=rate, **traced)
     costs = cost_model("a100-2023", deployment, BLOCK_SIZE, anchor="opt-13b/sharegpt")
-    scheduler = _scheduler(deployment.num_blocks(BLOCK_SIZE), config)
     observers = gaps, rule = TokenGaps(), DecodesFirst(budget)
-    engine = Engine(scheduler, SimulatedExecutor(costs), observers=observers)
-    outcomes = engine.run(requests_of(trace, SamplingParams()))
+    chosen = replace(system("vllm-v1"), prefix_caching=False, scheduler=config)
+    served = run_trace(chosen, deployment, trace, costs, BLOCK_SIZE, observers=observers)
+    outcomes, scheduler = served.outcomes, served.engine.scheduler
     first_ms = [1e3 * (outcome.first_token_s - outcome.request.arrival_s) for outcome in outcomes]
     times = {
         "gap_mean_ms": 1e3 * gaps.mean,

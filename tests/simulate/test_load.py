@@ -161,10 +161,10 @@ def test_iterations_advanced_together_give_the_numbers_of_single_ones(name, rate
     # Where steps grow, a part of the window takes its share of iterations as if those advanced together took equally
     # long.
     together, single = both(asked, constant(0.03, 1e-5))
-    parts = {"tokens_per_s_low", "tokens_per_s_high"}
+    parts = {"tokens_per_s_low", "tokens_per_s_high", "gap_median_s", "gap_99_s"}
     assert_close({**together, **dict.fromkeys(parts)}, {**single, **dict.fromkeys(parts)}, rel=1e-3)
     for part in parts:
-        assert together[part] == pytest.approx(single[part], rel=0.01)
+        assert together[part] == pytest.approx(single[part], rel=0.02)
 
 
 def test_a_prediction_is_a_run_in_virtual_time_and_says_what_it_is():

@@ -15,11 +15,10 @@ STEM = "prefix_caching"
 @pytest.mark.parametrize("scheduler", study.SCHEDULERS)
 def test_what_is_found_serves_as_well_as_what_is_declared(scheduler):
     trace = translation_trace(341, 30.0, 20.0, 0)
-    latency = {way: study.serve(341, way, scheduler, trace)[0] for way in study.WAYS}
+    latency = {way: study.run(341, way, scheduler, trace).latency_s_per_token for way in study.WAYS}
     assert latency["cached"] == pytest.approx(latency["declared"], rel=0.03)
     assert latency["declared"] < 0.5 * latency["computed"]
-    _, engine = study.serve(341, "cached", scheduler, trace)
-    manager = engine.scheduler.manager
+    manager = study.run(341, "cached", scheduler, trace).engine.scheduler.manager
     assert manager.num_free_blocks == manager.num_blocks
     # All but the first requests find 21 blocks of the 341 tokens; a prompt is 28 tokens longer on average.
     assert (len(trace) - 2) * 336 <= manager.num_hit <= len(trace) * 336
@@ -28,9 +27,9 @@ def test_what_is_found_serves_as_well_as_what_is_declared(scheduler):
 @pytest.mark.parametrize("scheduler", study.SCHEDULERS)
 def test_a_time_stamp_takes_it_away(scheduler):
     trace = translation_trace(80, 5.0, 20.0, 0)  # so few that nobody is driven out and finds blocks of its own
-    stamped, engine = study.serve(80, "stamped", scheduler, trace)
-    assert engine.scheduler.manager.num_hit == 0
-    assert stamped == study.serve(80, "computed", scheduler, trace)[0]
+    stamped, computed = (study.run(80, way, scheduler, trace) for way in ("stamped", "computed"))
+    assert stamped.engine.scheduler.manager.num_hit == 0
+    assert stamped.latency_s_per_token == computed.latency_s_per_token
 
 
 def test_the_study_runs_and_draws():
