@@ -7,6 +7,7 @@
     pool        how large a pool to make
     pace        how many threads to use on a CPU
     turns       who uses a model now
+    detokenizer   tokens -> text as they come, and where a stop text ends it
     state       what is remembered of a request: its tokens
     batch       SchedulerOutput -> arrays
     model_runner   the forward pass; CUDA graphs for decoding

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from repro.engine.sequence import Request, Sequence
+from repro.llm.detokenizer import Detokenizer
 
 
 class Best(NamedTuple):
@@ -32,7 +33,7 @@ class SequenceState:
 
     `best_logprobs` has, for each token, the best log-probabilities asked for. `stopped` says that a stop token, kept as
     the last one, or a stop text ended it, and `stop_reason` which; the text before it is `text_end` characters long.
-    `num_chars` of the text have been searched for stop texts. `score` is that of a finished beam."""
+    `detokenizer` is there if stop texts are looked for. `score` is that of a finished beam."""
 
     request: "RequestState"
     index: int
@@ -42,7 +43,7 @@ class SequenceState:
     stopped: bool = False
     stop_reason: int | str | None = None
     text_end: int | None = None
-    num_chars: int = 0
+    detokenizer: Detokenizer | None = None
     score: float | None = None
 
     @property
@@ -50,18 +51,15 @@ class SequenceState:
         return float(sum(self.logprobs))
 
     def stops(self, tokenizer: Any) -> bool:
-        """Whether the newest token ends the output; notes why."""
+        """Whether the newest token ends the output; notes why. To be asked once a token: the text grows with it."""
         sampling, token = self.request.request.sampling, self.tokens[-1]
         if token in self.request.stops:
             self.stop_reason = token
         elif sampling.stop:
-            text = tokenizer.decode(self.tokens, skip_special_tokens=True)
-            # Only what is new: a text that came before `min_tokens` does not count.
-            places = [(text.find(one, max(0, self.num_chars - len(one) + 1)), one) for one in sampling.stop]
-            self.num_chars = len(text.rstrip("\ufffd"))  # the beginning of a character, not yet the character
-            found = [(place, one) for place, one in places if place >= 0]
-            if found and len(self.tokens) >= sampling.min_tokens:
-                self.text_end, self.stop_reason = min(found)
+            if self.detokenizer is None:
+                self.detokenizer = Detokenizer(tokenizer, sampling.stop, sampling.min_tokens)
+            self.detokenizer.add(token)
+            self.stop_reason, self.text_end = self.detokenizer.stop_text, self.detokenizer.text_end
         return self.stop_reason is not None
 
     def token_ids(self, start: int, stop: int) -> np.ndarray:
