@@ -17,6 +17,7 @@
     requests    prompts as a user gives them -> requests
     results     what comes of them
     executor    ties them together behind Executor
+    sequences   fork, append, free: decoding of one's own (section 5.2)
     llm         LLM, the face of all this
 
 Only this package, `repro.kernels` and `repro.bench` import torch."""

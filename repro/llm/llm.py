@@ -17,7 +17,7 @@ import math
 import os
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -44,6 +44,7 @@ from repro.llm.recorder import Recorder
 from repro.llm.requests import Asked, Encoder, asked_of, conversations_of
 from repro.llm.results import Generation, RequestResult, Sample, statistics_of, together
 from repro.llm.sampler import derived_seed
+from repro.llm.sequences import Decoding
 from repro.sampling_params import SamplingParams
 
 MOST_ROWS = 65_536  # of a batch: its buffers are made at once
@@ -224,6 +225,17 @@ class LLM:
         made = self.generate(ids, sampling, **options)
         results = [dataclasses.replace(result, prompt=text) for result, text in zip(made, texts)]
         return dataclasses.replace(made, results=results)
+
+    @user_facing
+    @contextlib.contextmanager
+    def decoding(self) -> Iterator[Decoding]:
+        """Decoding of one's own (§5.2): a block that has the model's turn, and the whole pool, until it ends. How to
+        use it is in `repro.llm.sequences`. UserError if the memory is not paged."""
+        with self.loaded.turns.take():
+            self.reset_prefix_cache()  # its blocks are written over
+            most = self.system.scheduler.max_num_seqs
+            with Decoding(self.executor, self._manager(), most) as decoding:
+                yield decoding
 
     def _prepare(self, asked: list[Asked], prefix: object, seed: int) -> np.ndarray:
         """Encode the prompts and submit what can be run; the shared tokens of the prefix, int64. Nothing runs yet."""

@@ -25,7 +25,8 @@ class Turns:
         """Wait until no other thread has the model. UserError if this thread has it already: it would wait for good."""
         if self._owner == threading.get_ident():
             raise UserError(
-                "this model is generating, and what it calls (an observer?) has asked for it; ask afterwards"
+                "this model is generating, or in a block of llm.decoding(), and what runs there (an observer?) has "
+                "asked for it; ask afterwards"
             )
         with self._lock:
             self._owner = threading.get_ident()

@@ -100,6 +100,22 @@ def test_fork_shares_everything_and_writes_copy() -> None:
     assert {table[1] for table in tables(manager, group)} == {old[0][1], old[2][1]}  # full blocks stay shared
 
 
+def test_a_sequence_can_be_forked_into_another_group() -> None:
+    """As decoding algorithms do that are made of fork, append and free (§5.2)."""
+    manager, parent, child = PagedKVCacheManager(3, 4), group_of(6), group_of(6)
+    manager.allocate(parent, 6)
+    manager.fork_sequence(parent.seqs[0], child.seqs[0])
+    assert tables(manager, child) == tables(manager, parent) and manager.num_free_blocks == 1
+    first, last = tables(manager, parent)[0]
+    [copy] = manager.append_slots(child, 7)
+    assert copy == CacheOp(OpKind.COPY, last, copy.dst) and tables(manager, child) == [[first, copy.dst]]
+    assert manager.append_slots(parent, 7) == [] and tables(manager, parent) == [[first, last]]
+    manager.free(parent)
+    assert manager.num_free_blocks == 1
+    manager.free(child)
+    assert manager.num_free_blocks == 3
+
+
 def test_fork_needs_no_free_block_and_keeps_survivors_in_place() -> None:
     manager, group = PagedKVCacheManager(5, 2, watermark=0), group_of(2, 20, n=4, beam=True)
     manager.allocate(group, 2)

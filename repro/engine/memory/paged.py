@@ -145,9 +145,16 @@ class PagedKVCacheManager(KVCacheManager):
         for loser, _ in moves:
             self.free_sequence(loser)
         for loser, survivor in moves:
-            table = self._tables[loser] = list(self._tables[survivor])
-            self.gpu.share(table)
+            self.fork_sequence(survivor, loser)
         return []  # sharing moves nothing; writes copy later (Fig. 9)
+
+    def fork_sequence(self, parent: Sequence, child: Sequence) -> None:
+        """Let a child that holds nothing share all that its parent holds (§5.2); this takes no free block.
+
+        The child may be of another group. `can_append_slots` and `usage` look at sharing within a group, so whoever
+        forks across groups asks for a free block, and counts blocks, in another way."""
+        table = self._tables[child] = list(self._tables[parent])
+        self.gpu.share(table)
 
     def free_sequence(self, seq: Sequence) -> None:
         self.gpu.release(self._tables.pop(seq))
