@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers")
 if not torch.cuda.is_available():
     pytest.skip("no CUDA GPU here", allow_module_level=True)
 
-from test_executor import CONFIGS, SETTINGS, any_kind, assert_greedy, build, on, trace
+from test_executor import CONFIGS, SETTINGS, any_kind, assert_greedy, build, on, reference, trace
 
 from repro.engine.clock import WallClock
 from repro.engine.loop import Engine
@@ -22,6 +22,7 @@ from repro.errors import UserError
 from repro.llm import LLM, models
 from repro.llm.kv_store import KVStore
 from repro.llm.pool import PoolSize
+from repro.llm.sequences import beam_search
 
 
 def run_at_once(scheduler, executor, requests):
@@ -156,3 +157,31 @@ def test_penalties_log_probabilities_and_stops_are_those_of_the_cpu_with_and_wit
             pairs += [(a.best_logprobs or [], b.best_logprobs or []) for a, b in zip(ours.samples, theirs.samples)]
             for one, other in (pair for both in pairs for pair in zip(*both, strict=True)):
                 assert one == other or one == pytest.approx(other, abs=1e-3)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_fork_append_and_free_give_the_cpus_log_probabilities(graphs):
+    made = LLM(on("cuda", "qwen2"), block_size=4, pool=PoolSize(num_blocks=60), graphs=graphs, quiet=True)
+    with made.decoding() as decoding:
+        root = decoding.start([5, 6, 7, 8, 9, 10])
+        decoding.step()
+        others = [root.fork(), root.fork()]
+        for one, token in zip(others, (11, 12)):
+            one.append(token)
+        late = decoding.start([1, 2, 3])
+        decoding.step()  # two single tokens and a prompt
+        for _ in range(3):
+            for one in (*others, late):
+                one.append(int(one.logprobs.argmax()))
+            decoding.step()
+        others.append(others[0].fork())
+        others[0].free()
+        others[2].append(40), others[2].append(41)
+        decoding.step()
+        for one in (root, *others[1:], late):
+            with torch.no_grad():
+                logits = reference("qwen2")(input_ids=torch.tensor([one.token_ids]), use_cache=False).logits[0, -1]
+            torch.testing.assert_close(one.logprobs.cpu(), logits.log_softmax(-1), atol=1e-3, rtol=1e-3)
+        found = beam_search(decoding, [1, 2, 3], 3, 8)
+    params = SamplingParams(n=3, use_beam_search=True, max_tokens=8, ignore_eos=True)
+    assert [ids for ids, _ in found] == made.generate([[1, 2, 3]], params, progress=False)[0].token_ids
