@@ -18,6 +18,10 @@
     results     what comes of them
     executor    ties them together behind Executor
     sequences   fork, append, free: decoding of one's own (section 5.2)
+    recorder    what a run is watched for
+    missed      why a prompt was not found in the prefix cache
+    driver      one thread that steps an engine
+    serving     an engine that is fed while it runs
     llm         LLM, the face of all this
 
 Only this package, `repro.kernels` and `repro.bench` import torch."""

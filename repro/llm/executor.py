@@ -27,7 +27,7 @@ from repro.llm.model_runner import ModelRunner
 from repro.llm.models import LoadedModel
 from repro.llm.requests import check_request, token_ids_of, vocabulary_of
 from repro.llm.sampler import SamplingPlan, best_logprobs, logprobs, sample
-from repro.llm.state import Best, RequestState
+from repro.llm.state import Best, RequestState, SequenceState
 from repro.llm.transfer import download, upload
 
 #: prompt tokens whose logits are looked at together
@@ -62,7 +62,10 @@ class TorchExecutor(Executor):
     """One model, one pool, one memory manager. Give each request its prompt with `submit` before the engine sees it.
 
     Results appear in `finished` by request id; `flush` first, so that the last step's are there. `with_logprobs` also
-    keeps each token's log-probability under the model."""
+    keeps each token's log-probability under the model. `on_token` is called with each sequence that has got a token, as
+    soon as the host knows it; beams have theirs at the end only."""
+
+    on_token: Callable[[SequenceState], None] | None = None
 
     def __init__(
         self,
@@ -117,6 +120,11 @@ class TorchExecutor(Executor):
         if not np.array_equal(prompt[: len(prefix)], prefix):
             raise UserError(f"{name}: its prompt does not begin with the stored prefix {request.prefix_id!r} it names")
         self._submitted[request.request_id] = RequestState(request, prompt, stops, first_sample=sample)
+
+    def forget(self, request_id: int) -> None:
+        """The request was taken back, or its result was fetched."""
+        self._submitted.pop(request_id, None)
+        self.finished.pop(request_id, None)
 
     def store_prefix(self, prefix_id: str, token_ids: Items[int] | np.ndarray) -> int:
         """Compute and keep a shared prefix (§4.4). Returns the tokens that are shared: whole blocks."""
@@ -282,6 +290,8 @@ class TorchExecutor(Executor):
                     row.stopped = True
                     if len(row.tokens) < request.output_tokens:
                         result.stopped.append((rows.group, batch.seqs[index]))
+                if self.on_token is not None:
+                    self.on_token(row)
                 if row.stopped or len(row.tokens) == request.output_tokens:
                     self._end(state)
 

@@ -28,7 +28,7 @@ from repro.engine.chunked import samples_of
 from repro.engine.clock import WallClock
 from repro.engine.config import check_block_size
 from repro.engine.events import Event
-from repro.engine.loop import Engine, Observer, Outcome
+from repro.engine.loop import Engine, Observer
 from repro.engine.memory import KVCacheManager
 from repro.engine.memory.prefix_cache import PrefixCachingKVCacheManager, block_hashes
 from repro.engine.sequence import Request
@@ -42,9 +42,10 @@ from repro.llm.pace import settle
 from repro.llm.pool import MOST_GIB, PoolSize, boot_line
 from repro.llm.recorder import Recorder
 from repro.llm.requests import Asked, Encoder, asked_of, conversations_of
-from repro.llm.results import Generation, RequestResult, Sample, statistics_of, together
+from repro.llm.results import Generation, RequestResult, result_of, statistics_of
 from repro.llm.sampler import derived_seed
 from repro.llm.sequences import Decoding
+from repro.llm.serving import Serving
 from repro.sampling_params import SamplingParams
 
 MOST_ROWS = 65_536  # of a batch: its buffers are made at once
@@ -172,11 +173,7 @@ class LLM:
         watching = [recorder, *several("observers", observers, Observer, "a list of Observers")]
         if status_every_s is not None:
             watching.append(StatusLines(status_every_s, print))
-        executor, manager = self.executor, self._cache or self._manager()
-        self._cache = None  # until this call has come to its end
-        if self.system.prefix_caching:
-            manager.begin_run()
-        executor.reset(manager)
+        executor, manager = self.executor, self._begin()
         prefix_ids = self._prepare(asked, prefix, seed)
         refused = [one.error for one in asked if one.error]
         if refused and not keeps:
@@ -192,9 +189,11 @@ class LLM:
         with recorder:
             outcomes = iter(Engine(scheduler, executor, clock, watching).run(requests))
             executor.flush()
-        if self.system.prefix_caching:
-            self._cache = manager
-        results = [self._result(one, [next(outcomes) for _ in one.requests]) for one in asked]
+        self._keep(manager)
+        results = []
+        for one in asked:
+            states = [executor.finished.pop(request.request_id) for request in one.requests]
+            results.append(result_of(one, states, [next(outcomes) for _ in states], self.tokenizer))
         if self.system.prefix_caching:
             results = self._with_misses(asked, results, manager)
         moved, found = executor.store.blocks_moved - moved, manager.num_hit - found
@@ -227,6 +226,13 @@ class LLM:
         return dataclasses.replace(made, results=results)
 
     @user_facing
+    def serving(self, *, seed: int | None = None, status_every_s: float | None = None) -> Serving:
+        """An engine that is fed while it runs (see `repro.llm.serving`). It waits for the model's turn, and has it
+        until it is closed. `seed` and `status_every_s` as for `generate`."""
+        observers = () if status_every_s is None else (StatusLines(status_every_s, print),)
+        return Serving(self, seed, observers)
+
+    @user_facing
     @contextlib.contextmanager
     def decoding(self) -> Iterator[Decoding]:
         """Decoding of one's own (§5.2): a block that has the model's turn, and the whole pool, until it ends. How to
@@ -249,25 +255,54 @@ class LLM:
             trial.store_prefix(_PREFIX, len(common))
             shared = _PREFIX
         queue = self.system.decide(trial)  # refuses now what the engine would refuse in mid-run
-        self._hashes, next_id = {}, 0
+        next_id = 0
         for one in asked:
             if one.error:
                 continue
-            sampling = one.sampling
-            if sampling.seed is None and not sampling.is_greedy:
-                sampling = dataclasses.replace(sampling, seed=derived_seed(seed, one.index))
-            lengths = len(one.ids), sampling.max_tokens
-            request = Request(next_id, one.arrival_s, *lengths, sampling, shared, one.priority)
-            requests = samples_of(request, next_id) if self.system.splits_samples else [request]
+            requests = self._requests(one, next_id, seed, shared)
             next_id += len(requests)
-            hashes = block_hashes(one.ids, self.block_size) if self.system.prefix_caching else []
             with one.trying():
-                for sample, part in enumerate(requests):
-                    self._hashes[part.request_id] = hashes
-                    self.executor.submit(part, one.ids, sample, one.name)
-                    queue.add(part)
+                for sample, request in enumerate(requests):
+                    self._submit(request, one, sample)
+                    queue.add(request)
                 one.requests = requests
         return common
+
+    def _requests(self, one: Asked, first_id: int, seed: int, prefix_id: str | None = None) -> list[Request]:
+        """A prompt as requests, numbered from `first_id`: one, or in some systems one a sample."""
+        sampling = one.sampling
+        if sampling.seed is None and not sampling.is_greedy:
+            sampling = dataclasses.replace(sampling, seed=derived_seed(seed, one.index))
+        lengths = len(one.ids), sampling.max_tokens
+        request = Request(first_id, one.arrival_s, *lengths, sampling, prefix_id, one.priority)
+        return samples_of(request, first_id) if self.system.splits_samples else [request]
+
+    def _submit(self, request: Request, one: Asked, sample: int) -> None:
+        """Hand a prompt to the executor, and what its blocks hold to the memory manager."""
+        self.executor.submit(request, one.ids, sample, one.name)
+        if self.system.prefix_caching:
+            if one.hashes is None:
+                one.hashes = block_hashes(one.ids, self.block_size)
+            self._hashes[request.request_id] = one.hashes
+
+    def _forget(self, request_id: int) -> None:
+        """The request was taken back, or its result was fetched."""
+        self.executor.forget(request_id)
+        self._hashes.pop(request_id, None)
+
+    def _begin(self) -> KVCacheManager:
+        """The memory manager of a run, which the executor begins with; it may know blocks of earlier runs."""
+        manager = self._cache or self._manager()
+        self._cache, self._hashes = None, {}  # until the run has come to its end
+        if self.system.prefix_caching:
+            manager.begin_run()
+        self.executor.reset(manager)
+        return manager
+
+    def _keep(self, manager: KVCacheManager) -> None:
+        """Keep what a run that has ended leaves in the prefix cache, if there is one."""
+        if self.system.prefix_caching:
+            self._cache = manager
 
     def _with_misses(
         self, asked: list[Asked], results: list[RequestResult], manager: PrefixCachingKVCacheManager
@@ -281,22 +316,6 @@ class LLM:
                 results[index] = dataclasses.replace(results[index], missed=missed)
                 self._prompts.append(ids)
         return results
-
-    def _result(self, one: Asked, outcomes: list[Outcome]) -> RequestResult:
-        prompt = one.prompt if isinstance(one.prompt, str) else None
-        ids = [] if one.ids is None else one.ids.tolist()
-        if not outcomes:
-            return RequestResult(prompt, ids, [], error=one.error)
-        states = [self.executor.finished.pop(request.request_id) for request in one.requests]
-        samples = []
-        for row in (row for state in states for row in state.ranked):
-            text = (
-                self.tokenizer.decode(row.tokens, skip_special_tokens=True)[: row.text_end] if self.tokenizer else None
-            )
-            reason = "stop" if row.stopped else "length"
-            best = row.best_logprobs if one.sampling.logprobs is not None else None
-            samples.append(Sample(text, row.tokens, row.logprobs, reason, row.score, row.stop_reason, best))
-        return RequestResult(prompt, ids, samples, together(outcomes, one.sampling), states[0].prompt_logprobs)
 
 
 _PREFIX = "prefix"  # its name in the memory manager

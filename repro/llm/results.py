@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from repro.engine.loop import Outcome
 from repro.engine.memory import OpKind
 from repro.llm.missed import Missed
 from repro.llm.recorder import Recorder
+from repro.llm.requests import Asked
+from repro.llm.state import RequestState
 from repro.sampling_params import SamplingParams
 
 
@@ -123,6 +126,21 @@ class Generation:
             lines += [(prompt, one.error, np.nan)] if one.error else []
         shown = pd.DataFrame(lines, columns=["prompt", "sample", "mean log-probability"]).style.hide(axis="index")
         return shown.format(escape="html", precision=2).set_properties(**{"text-align": "left"}).to_html()
+
+
+def result_of(one: Asked, states: list[RequestState], outcomes: list[Outcome], tokenizer: Any) -> RequestResult:
+    """Of a prompt all of whose requests have ended; without any it was refused."""
+    prompt = one.prompt if isinstance(one.prompt, str) else None
+    ids = [] if one.ids is None else one.ids.tolist()
+    if not states:
+        return RequestResult(prompt, ids, [], error=one.error)
+    samples = []
+    for row in (row for state in states for row in state.ranked):
+        text = tokenizer.decode(row.tokens, skip_special_tokens=True)[: row.text_end] if tokenizer else None
+        reason = "stop" if row.stopped else "length"
+        best = row.best_logprobs if one.sampling.logprobs is not None else None
+        samples.append(Sample(text, row.tokens, row.logprobs, reason, row.score, row.stop_reason, best))
+    return RequestResult(prompt, ids, samples, together(outcomes, one.sampling), states[0].prompt_logprobs)
 
 
 def together(outcomes: list[Outcome], sampling: SamplingParams) -> Outcome:
