@@ -2,7 +2,8 @@
 alone (§4.4).
 
 The real engine runs on the CPU in float32. Greedy tokens are compared with those of `generate` at three block sizes,
-under every system, and while memory is so scarce that requests must be swapped out or recomputed. Then one batch mixes
+under every system, and while memory is so scarce that requests must be swapped out or recomputed; under the scheduler
+of V1 with four token budgets, with its prefix cache and without, memory being scarce. Then one batch mixes
 greedy, random, parallel and beam requests, and each must get the tokens that it gets when it is alone. Two results that
 are equally good are no difference: where the two best logits of `generate` itself are within GAP, rounding decides
 between them; such cases are counted apart and listed.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import platform
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -22,6 +24,7 @@ from pydantic import AfterValidator, Field
 
 from repro.engine.scheduler import PreemptionMode
 from repro.engine.sequence import SamplingParams
+from repro.engine.systems import system
 from repro.errors import UserError
 from repro.studies.base import Axes, DataFrame, Figure, Judgement, Parameters, Point, Rows, house, plotting, where
 from repro.studies.common import Some, about
@@ -37,13 +40,25 @@ EMBEDDED = "smollm2"
 TINY = ("tiny-opt", "tiny-opt-post-norm", "tiny-llama", "tiny-qwen2", "tiny-qwen3")
 GAP = 1e-4  # between the two best logits: closer ones are exchanged by rounding
 MAX_LEN = 256
-#: variant -> the options of LLM; of a "tight" pool about half of what the requests come to hold.
+#: variant -> the options of LLM; of V1 the token budget
 GREEDY: dict[str, dict[str, Any]] = {
     **{f"blocks of {size}": {"block_size": size} for size in (1, 16, 256)},
     **{way: {"block_size": 4, "preemption": PreemptionMode(way)} for way in ("swap", "recompute")},
     **{name: {"system": name} for name in ("orca-oracle", "orca-pow2", "orca-max")},
     "faster-transformer": {"system": "faster-transformer", "max_num_seqs": 6},
+    **{
+        f"V1, {budget} tokens{words}": {
+            "system": replace(system("vllm-v1"), prefix_caching=caching),
+            "block_size": 4,
+            "max_num_batched_tokens": budget,
+            "max_num_seqs": 16,
+        }
+        for caching, words in ((True, " and cache"), (False, ""))
+        for budget in (16, 64, 512, 2048)
+    },
 }
+#: those whose pool is too small, so that requests are driven out
+TIGHT = {name for name in GREEDY if name in ("swap", "recompute") or name.startswith("V1")}
 MIXED = {"one batch": GREEDY["blocks of 16"], "swap": GREEDY["swap"], "recompute": GREEDY["recompute"]}
 PROMPTS = json.loads(resources.files(__package__).joinpath("prompts.json").read_text(encoding="utf-8"))
 
@@ -113,9 +128,9 @@ def _tiny(name: str) -> PretrainedConfig:
 
 
 def _engine(
-    loaded: LoadedModel, prompts: list[list[int]], sampling: list[SamplingParams], options: dict[str, Any]
+    loaded: LoadedModel, prompts: list[list[int]], sampling: list[SamplingParams], variant: str, options: dict[str, Any]
 ) -> LLM:
-    """An engine whose pool holds everything, or, if it has a way to preempt, about half of it."""
+    """An engine whose pool holds everything or, in a `TIGHT` variant, about half of it."""
     from repro.llm import LLM
     from repro.llm.pool import PoolSize
 
@@ -123,7 +138,7 @@ def _engine(
     finally_held = [-(-(len(prompt) + one.max_tokens) // size) * one.n for prompt, one in zip(prompts, sampling)]
     plenty = 2 * sum(one.n for one in sampling) * -(-MAX_LEN // size)
     tight = max(2 + max(finally_held), sum(finally_held) // 2)
-    pool = PoolSize(num_blocks=tight if "preemption" in options else plenty)
+    pool = PoolSize(num_blocks=tight if variant in TIGHT else plenty)
     longest = min(MAX_LEN, loaded.config.max_model_len)
     return LLM(loaded, pool=pool, quiet=True, max_model_len=longest, **options)
 
@@ -153,7 +168,7 @@ def against_generate(name: str, num_prompts: int, num_tokens: int) -> list[dict[
     sampling = [SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)] * num_prompts
     rows = []
     for variant, options in GREEDY.items():
-        made = _engine(loaded, prompts, sampling, options).generate(prompts, sampling, progress=False)
+        made = _engine(loaded, prompts, sampling, variant, options).generate(prompts, sampling, progress=False)
         apart = []  # (request, first token that differs, generate's gap there)
         for index, (result, theirs) in enumerate(zip(made, expected)):
             pairs = enumerate(zip(result.token_ids[0], theirs, strict=True))
@@ -179,11 +194,11 @@ def mixed_against_alone(name: str, num_prompts: int, num_tokens: int) -> list[di
     alone."""
     loaded, prompts = _model(name, num_prompts)
     sampling = _kinds(num_prompts, num_tokens)
-    engine = _engine(loaded, prompts, sampling, MIXED["one batch"])
+    engine = _engine(loaded, prompts, sampling, "one batch", MIXED["one batch"])
     alone = [engine.generate([prompt], one, progress=False)[0].token_ids for prompt, one in zip(prompts, sampling)]
     rows = []
     for variant, options in MIXED.items():
-        made = _engine(loaded, prompts, sampling, options).generate(prompts, sampling, progress=False)
+        made = _engine(loaded, prompts, sampling, variant, options).generate(prompts, sampling, progress=False)
         differing = [f"request {index}" for index, (one, ids) in enumerate(zip(made, alone)) if one.token_ids != ids]
         rows.append(_row(loaded, variant, made, differing, 0))
     return rows
@@ -218,7 +233,7 @@ def judge(rows: Rows, params: Params) -> list[Judgement]:
 
 def _differing(rows: DataFrame) -> dict[str, int]:
     """Requests that differ, and runs in which nothing was preempted though that was asked for."""
-    forced = rows[rows["variant"].isin(["swap", "recompute"])]
+    forced = rows[rows["variant"].isin(TIGHT)]
     idle = 1 if forced.empty else int((forced["preemptions"] == 0).sum())
     differ = int((rows["total"] - rows["equal"] - rows["undecided"]).sum())
     return {"requests that differ": differ, "runs not preempted as asked": idle}
@@ -227,7 +242,8 @@ def _differing(rows: DataFrame) -> dict[str, int]:
 def _counts(rows: DataFrame, absent: str) -> dict[str, Any]:
     differing = rows[rows["differing"].notna()]
     cases = "".join(f" {row.model}, {row.variant}: {row.differing}." for row in differing.itertuples())
-    preempted = {"swap": 0, "recompute": 0} | rows.groupby("variant")["preemptions"].sum().to_dict()
+    way = rows["variant"].str.replace(r"^V1.*", "v1", regex=True)
+    preempted = {"swap": 0, "recompute": 0, "v1": 0} | rows.groupby(way)["preemptions"].sum().to_dict()
     counts = rows[["equal", "total"]].sum().to_dict() | {f"{one}s": rows[one].nunique() for one in ("model", "variant")}
     return counts | {"preempted": preempted, "cases": cases + absent}
 
@@ -236,7 +252,7 @@ def _counts(rows: DataFrame, absent: str) -> dict[str, Any]:
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     titles, ratios = ["Greedy against generate", "Mixed against alone"], [len(GREEDY), len(MIXED)]
     height = 0.42 * rows["greedy"]["model"].nunique() + 1.5
-    figure, axes = plotting.panels(titles, columns=2, width=6.1, height=height, width_ratios=ratios)
+    figure, axes = plotting.panels(titles, columns=2, width=8.6, height=height, width_ratios=ratios)
     for axis, table, variants in zip(axes, TABLES, (GREEDY, MIXED)):
         _draw_matrix(axis, rows[table], list(variants))
     axes[1].set_yticklabels([])
