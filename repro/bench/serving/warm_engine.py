@@ -18,7 +18,7 @@ from repro.engine.clock import WallClock
 from repro.engine.config import DEVICES, Deployment
 from repro.engine.loop import Engine, Observer
 from repro.engine.memory import KVCacheManager, PagedKVCacheManager
-from repro.engine.memory.prefix_cache import block_hashes
+from repro.engine.memory.prefix_cache import PrefixCachingKVCacheManager, block_hashes
 from repro.engine.scheduler import Scheduler, SchedulerConfig, SchedulerOutput
 from repro.engine.sequence import Request
 from repro.llm import models
@@ -130,7 +130,7 @@ class WarmEngine:
             self.executor.store_prefix(PREFIX, prefix)
         for first in range(0, len(requests), width):
             prompt = self._prompt(requests[first].prompt_tokens, prefix)
-            found = block_hashes(prompt, load.block_size) if width > 1 or load.prefix_tokens else []
+            found = block_hashes(prompt, load.block_size) if isinstance(manager, PrefixCachingKVCacheManager) else []
             for sample, request in enumerate(requests[first : first + width]):
                 hashes[request.request_id] = found
                 self.executor.submit(request, prompt, sample)
