@@ -5,8 +5,10 @@ while the last one runs. A step is a function of static buffers; on a GPU it is 
 replayed: launching its kernels one by one takes the host longer than the GPU needs for them. Steps with prompts are
 padded to buckets of rows and of prompt tokens. What tokens mean and when a request ends is not known here."""
 
+import gc
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -233,10 +235,22 @@ class ModelRunner:
             step()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
+        with _collector_paused(), torch.cuda.graph(graph, pool=self._memory):
             logits = step()
         self._memory = graph.pool()
         self._captured[key] = graph, logits
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """No cyclic garbage collection meanwhile: graphs of an engine given up, freed in the midst of a capture, end it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _packed(batch: Batch, shape: MixedShape, block_size: int) -> np.ndarray:
