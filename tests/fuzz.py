@@ -177,9 +177,13 @@ def _varied(case: Case, rng: random.Random) -> Case:
         case,
         order=rng.choice(("fcfs", "fcfs", "priority", "shortest_prompt", "shortest_output")),
         victim=rng.choice(("last", "last", *VICTIMS)),
-        abort_rate=rng.choice((0.0, 0.0, 0.03)),
+        abort_rate=rng.choice((0.0, 0.0, 0.03, 0.2)),
         asks=tuple(replace(ask, priority=rng.randint(-2, 2)) for ask in case.asks),
     )
+    if (
+        case.system == "paged" and case.victim != "last" and rng.random() < 0.5
+    ):  # one that runs is swapped, not the last
+        case = replace(case, preemption="swap", cpu_blocks=max(case.cpu_blocks, case.num_blocks))
     if case.system == "paged" and rng.random() < 0.6:
         single = tuple(replace(ask, n=1, beam=False, prefix=None) for ask in case.asks)
         case = replace(case, caching=True, prefixes=(), block_size=min(case.block_size, 4))
@@ -187,7 +191,7 @@ def _varied(case: Case, rng: random.Random) -> Case:
         if rng.random() < 0.7:
             budget = rng.choice((rng.randint(1, 8), rng.randint(8, 40), 150))
             case = replace(case, chunked=True, max_num_batched_tokens=budget, asks=single, preemption="recompute")
-            case = replace(case, threshold=rng.choice((0, 0, rng.randint(1, 6))), caching=rng.random() < 0.7)
+            case = replace(case, threshold=rng.choice((0, rng.randint(1, 6))), caching=rng.random() < 0.7)
             case = replace(case, max_num_seqs=min(case.max_num_seqs, budget), cpu_blocks=0)
     return case
 
@@ -264,7 +268,8 @@ class CheckedEngine(Engine):
 
     def step(self, next_arrival_s: float) -> None:
         if self.abort_rate and self.shadow.random.random() < self.abort_rate and self._unfinished:
-            group = self.shadow.random.choice(list(self._unfinished))
+            rare = self.scheduler.swapped or list(getattr(self.scheduler, "prefilling", ()))  # states seldom met
+            group = self.shadow.random.choice(rare or list(self._unfinished))
             self.shadow.abort(group, lambda: self.abort(group.request.request_id))
             self.aborted.add(group.request.request_id)
         if not self.scheduler.has_work:

@@ -92,6 +92,7 @@ class Shadow:
 
     def abort(self, group: SequenceGroup, abort: Callable[[], None]) -> None:
         """Take a request back with `abort`."""
+        self.seen["abort of a prompt under way"] += group in self.under_way
         if group.status is Status.SWAPPED:
             self.seen["abort swapped"] += 1
             prefix = self._cached_tokens(group) // self.size
@@ -213,6 +214,8 @@ class Shadow:
         """A prompt goes on where it was left, or begins behind what is cached."""
         group = part.group
         before = self.under_way.pop(group, None)
+        threshold = getattr(self.scheduler.config, "long_prefill_token_threshold", 0)
+        assert not threshold or part.num_tokens - part.num_cached <= threshold
         if before is None:
             self.seen["cached"] += part.num_cached
         assert part.num_cached == (self._cached_tokens(group) if before is None else before) < part.num_tokens

@@ -31,6 +31,9 @@ def test_random_runs_of_the_whole_engine() -> None:
         "held",
         "together",
         "one block",
+        "cut",
+        "several cut",
+        "abort",
     ):
         assert seen[what] >= 50, f"hardly any {what}: these runs test less than they should"
     assert seen["refused"] < seen["finish"] / 2

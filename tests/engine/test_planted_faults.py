@@ -11,9 +11,11 @@ from collections.abc import Callable
 import pytest
 from fuzz import fault, first_failure, smallest
 
+from repro.engine.chunked import ChunkedPrefillScheduler
 from repro.engine.memory import CacheOp, ContiguousKVCacheManager, OpKind, PagedKVCacheManager
 from repro.engine.memory.block_allocator import BlockAllocator
 from repro.engine.memory.buddy import BuddyAllocator
+from repro.engine.memory.prefix_cache import PrefixCachingKVCacheManager
 from repro.engine.running import RunningSet
 from repro.engine.scheduler import Scheduler, SchedulerOutput
 from repro.engine.sequence import Sequence, SequenceGroup
@@ -253,6 +255,100 @@ def a_refused_request_stays_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> Non
             raise
 
     monkeypatch.setattr(Scheduler, "add", added)
+
+
+# What came after the paper: policies, requests taken back, prompts in parts, a prefix cache
+
+
+@planted
+def one_that_has_its_slot_is_driven_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    preempt = Scheduler.preempt
+
+    def forgetful(self: Scheduler, requester: SequenceGroup, output: SchedulerOutput) -> None:
+        self._served.clear()
+        preempt(self, requester, output)
+
+    monkeypatch.setattr(Scheduler, "preempt", forgetful)
+
+
+@planted
+def a_request_taken_back_keeps_its_swap_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    def free_swapped(self: PagedKVCacheManager, group: SequenceGroup) -> None:
+        prefix = self.prefix_tokens(group) // self.block_size
+        for seq in group.seqs:
+            self.gpu.release(self._tables.pop(seq)[:prefix])
+
+    monkeypatch.setattr(PagedKVCacheManager, "free_swapped", free_swapped)
+
+
+@planted
+def a_request_taken_back_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    abort = Scheduler.abort
+
+    def lazy(self: Scheduler, group: SequenceGroup) -> list[SequenceGroup]:
+        return [] if group in self.running else abort(self, group)
+
+    monkeypatch.setattr(Scheduler, "abort", lazy)
+
+
+@planted
+def a_static_batch_waits_for_one_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    finish = Scheduler._finish
+    monkeypatch.setattr(Scheduler, "_finish", lambda self, ended: finish(self, ended) if ended else [])
+
+
+@planted
+def a_later_request_does_not_find_its_place_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    add = Scheduler.add
+
+    def at_the_end(self: Scheduler, request: object) -> SequenceGroup:
+        group = add(self, request)
+        self.waiting.remove(group)
+        self.waiting.append(group)
+        return group
+
+    monkeypatch.setattr(Scheduler, "add", at_the_end)
+
+
+@planted
+def a_part_of_a_prompt_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    compute = ChunkedPrefillScheduler._compute
+
+    def skipping(self: ChunkedPrefillScheduler, output: SchedulerOutput, group: SequenceGroup, start: int, end: int):
+        compute(self, output, group, start, end)
+        if group in self.prefilling and start:
+            self.prefilling[group] += 1
+
+    monkeypatch.setattr(ChunkedPrefillScheduler, "_compute", skipping)
+
+
+@planted
+def a_prompt_under_way_cannot_be_driven_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ChunkedPrefillScheduler, "holders", Scheduler.holders)
+
+
+@planted
+def prompts_under_way_wait_for_one_another_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    preempt = Scheduler.preempt
+
+    def patient(self: Scheduler, requester: SequenceGroup, output: SchedulerOutput) -> None:
+        if requester in getattr(self, "prefilling", ()):
+            raise AssertionError("nobody makes room")
+        preempt(self, requester, output)
+
+    monkeypatch.setattr(Scheduler, "preempt", patient)
+
+
+@planted
+def a_block_is_found_before_all_of_it_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep = PrefixCachingKVCacheManager._keep
+    monkeypatch.setattr(
+        PrefixCachingKVCacheManager,
+        "_keep",
+        lambda self, group, first, num_tokens: keep(
+            self, group, first, len(self._tables[group.seqs[0]]) * self.block_size
+        ),
+    )
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import random
 from dataclasses import replace
 
 import pytest
 
 import repro
-from repro.engine.loop import Engine
+from repro.engine.loop import Engine, Observer
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.policies import Seen
 from repro.engine.scheduler import PreemptionMode, Scheduler, SchedulerConfig
@@ -53,6 +55,45 @@ def test_one_that_arrives_later_overtakes_those_that_wait_but_not_those_that_run
     assert admitted(*asks, order="shortest_prompt") == [0, 2, 1]
     # Waiting on room in the batch, a decision may stand for many iterations, but not beyond an arrival.
     assert admitted(*asks) == [0, 1, 2]
+
+
+class EachIteration(Observer):
+    """Lets no two iterations be advanced together."""
+
+    next_s = 0.0
+
+    def observe(self, engine, output, start_s):
+        assert output.num_iterations == 1
+
+
+@pytest.mark.parametrize("order", ["fcfs", "priority", "shortest_prompt", "shortest_output"])
+def test_iterations_advanced_together_never_pass_an_arrival_that_would_overtake(order: str) -> None:
+    rng = random.Random(4)
+    asks, arrival = [], 0.0
+    for number in range(60):
+        arrival += rng.expovariate(0.4)
+        lengths = rng.randint(1, 30), rng.randint(1, 30)
+        asks.append(request(number, *lengths, arrival=arrival, priority=rng.randint(-3, 3)))
+    seen = []
+    for observers in ((), (EachIteration(),)):
+        config = SchedulerConfig(order=order, oracle=True, max_num_seqs=5)
+        engine = Engine(Scheduler(PagedKVCacheManager(25, 4), config), SimulatedExecutor(COSTS), observers=observers)
+        seen.append([(one.first_token_s, one.finish_s) for one in engine.run(asks)])
+    assert seen[0] == seen[1]
+
+
+def test_an_engine_takes_back_what_it_has_and_nothing_else() -> None:
+    engine = Engine(Scheduler(PagedKVCacheManager(25, 4)), SimulatedExecutor(COSTS))
+    outcomes = [engine.add(request(number, 9, 9)) for number in range(3)]
+    engine.step()
+    engine.abort(1)
+    assert engine.scheduler.manager.num_free_blocks == 25 - 2 * 3
+    while engine.scheduler.has_work:
+        engine.step()
+    assert [math.isnan(one.finish_s) for one in outcomes] == [False, True, False]
+    for number in (1, 0, 7):
+        with pytest.raises(UserError, match=f"request {number} is not here: it was never added, or it has ended"):
+            engine.abort(number)
 
 
 #: two that grow into a pool of 5 blocks of 4, at different times, until one has to go
