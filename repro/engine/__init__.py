@@ -13,5 +13,6 @@ Read it in this order; it takes a quarter of an hour.
                  (§6.1); prefix_cache: blocks found by what they hold (vLLM V1)
     events       what the scheduler decided, as records
     systems      vLLM, the Orcas and FasterTransformer as data
+    policies     what a scheduler decides by a function: the order of the queue, who is driven out, how
     chunked      the scheduler with a token budget an iteration (vLLM V1)
     config       models, GPUs and the paper's deployments (Table 1)"""

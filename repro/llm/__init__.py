@@ -19,6 +19,7 @@
     executor    ties them together behind Executor
     sequences   fork, append, free: decoding of one's own (section 5.2)
     recorder    what a run is watched for
+    status      what an operator reads while it runs
     missed      why a prompt was not found in the prefix cache
     driver      one thread that steps an engine
     serving     an engine that is fed while it runs

@@ -32,7 +32,6 @@ from repro.engine.loop import Engine, Observer
 from repro.engine.memory import KVCacheManager
 from repro.engine.memory.prefix_cache import PrefixCachingKVCacheManager, block_hashes
 from repro.engine.sequence import Request
-from repro.engine.status import StatusLines
 from repro.errors import UserError
 from repro.llm import models
 from repro.llm.executor import TorchExecutor
@@ -46,6 +45,7 @@ from repro.llm.results import Generation, RequestResult, result_of, statistics_o
 from repro.llm.sampler import derived_seed
 from repro.llm.sequences import Decoding
 from repro.llm.serving import Serving
+from repro.llm.status import StatusLines
 from repro.sampling_params import SamplingParams
 
 MOST_ROWS = 65_536  # of a batch: its buffers are made at once

@@ -70,7 +70,7 @@ class PagedKVCacheManager(KVCacheManager):
         Fresh sequences share their whole prompt, the partly filled last block too. Sequences that have generated tokens
         have diverged: after recomputation only the prompt's full blocks can be shared."""
         total = -(-num_tokens // self.block_size)
-        prefix = 0 if group.request.prefix_id is None else self.prefix_tokens(group) // self.block_size
+        prefix = self.prefix_tokens(group) // self.block_size
         if len(group.seqs) == 1 or num_tokens == group.request.prompt_tokens:
             return prefix, total - prefix, 0
         shared = group.request.prompt_tokens // self.block_size
@@ -206,26 +206,24 @@ class PagedKVCacheManager(KVCacheManager):
         return self._tables[seq]
 
     def usage(self, groups: Iterable[tuple[SequenceGroup, int]]) -> MemoryUsage:
-        size = self.block_size
-        prefixes = set().union(*self._prefixes.values())
-        tokens, reserved, internal, logical = len(prefixes) * size, 0, 0, 0
+        size, logical, held = self.block_size, 0, set().union(*self._prefixes.values())
+        ends: dict[int, tuple[int, int]] = {}  # blocks with room -> slots in use, slots that will be
         for group, num_tokens in groups:
             tables = [self._tables[seq] for seq in group.seqs]
+            logical += sum(map(len, tables))
+            held.update(*tables)
             # All sequences of a group are equally long, so a block is the last one of all its holders or of none.
-            distinct = len(set().union(*tables) - prefixes) if prefixes or len(tables) > 1 else len(tables[0])
-            last = len({table[-1] for table in tables})
             used = (num_tokens - 1) % size + 1
             final = group.request.prompt_tokens + group.request.output_tokens - 1
             later = min(size - used, max(final - num_tokens, 0))
-            logical += sum(map(len, tables))
-            tokens += (distinct - last) * size + last * used
-            reserved += last * later
-            internal += last * (size - used - later)
+            for table in tables:
+                ends[table[-1]] = used, later
+        used, later = (sum(part) for part in zip(*ends.values())) if ends else (0, 0)
         return MemoryUsage(
             total=self.num_blocks * size,
-            token_states=tokens,
-            reserved=reserved,
-            internal=internal,
+            token_states=(len(held) - len(ends)) * size + used,
+            reserved=later,
+            internal=len(ends) * size - used - later,
             rounding=0,
             free=self.gpu.num_free * size,
             logical_blocks=logical,

@@ -14,7 +14,7 @@ from collections.abc import Sequence as Items
 from typing import NamedTuple
 
 from repro.engine.memory.block_allocator import BlockAllocator
-from repro.engine.memory.interface import CacheOp, MemoryUsage
+from repro.engine.memory.interface import CacheOp
 from repro.engine.memory.paged import PagedKVCacheManager
 from repro.engine.sequence import Request, SequenceGroup
 from repro.errors import UserError
@@ -134,12 +134,6 @@ class PrefixCachingKVCacheManager(PagedKVCacheManager):
         held = self._hits.get(group)
         return self.block_size * (len(self._match(group)) if held is None else held)
 
-    def layout(self, group: SequenceGroup, num_tokens: int) -> tuple[int, int, int]:
-        total, prefix = self.cdiv(num_tokens), self.prefix_tokens(group) // self.block_size
-        fresh = len(group.seqs) == 1 or num_tokens == group.request.prompt_tokens
-        shared = total if fresh else group.request.prompt_tokens // self.block_size
-        return prefix, shared - prefix, total - shared
-
     def blocks_at_most(self, group: SequenceGroup) -> int:
         """As if nothing were found."""
         request = group.request
@@ -197,25 +191,3 @@ class PrefixCachingKVCacheManager(PagedKVCacheManager):
     def swap_out(self, group: SequenceGroup) -> list[CacheOp]:
         self._hits[group] = 0
         return super().swap_out(group)
-
-    def usage(self, groups: Iterable[tuple[SequenceGroup, int]]) -> MemoryUsage:
-        size, logical, ends, held = self.block_size, 0, {}, set()
-        for group, num_tokens in groups:
-            tables = [self._tables[seq] for seq in group.seqs]
-            logical += sum(map(len, tables))
-            held.update(*tables)
-            used = (num_tokens - 1) % size + 1
-            final = group.request.prompt_tokens + group.request.output_tokens - 1
-            later = min(size - used, max(final - num_tokens, 0))
-            ends |= {table[-1]: (used, later) for table in tables}
-        used, later = (sum(part) for part in zip(*ends.values())) if ends else (0, 0)
-        return MemoryUsage(
-            total=self.num_blocks * size,
-            token_states=(len(held) - len(ends)) * size + used,
-            reserved=later,
-            internal=len(ends) * size - used - later,
-            rounding=0,
-            free=self.gpu.num_free * size,
-            logical_blocks=logical,
-            physical_blocks=self.num_blocks - self.gpu.num_free,
-        )
