@@ -56,8 +56,8 @@ class Load:
     request, samples or, with `beams`, a beam search; no request is longer than `max_model_len` tokens.
 
     `prefix_tokens`: translation's prompts all begin with as many (§6.4). `block_size` in tokens. `preemption`: always
-    by this way (§4.5), None for the system's own rule. `budget`: tokens of an iteration at most, None for the system's
-    own."""
+    by this way (§4.5), None for the system's own rule. `budget`: tokens of an iteration at most, and so sequences, None
+    for the system's own. `prefix_cache`: paged memory finds prefixes by their hash, whatever the system's scheduler."""
 
     system: str
     workload: str
@@ -72,6 +72,7 @@ class Load:
     block_size: int = BLOCK_SIZE
     preemption: str | None = None
     budget: int | None = None
+    prefix_cache: bool = False
 
     def __post_init__(self) -> None:
         lookup("workload", FLOOD, self.workload)
@@ -93,15 +94,10 @@ class Load:
     def of(cls, row: Mapping[str, Any]) -> "Load":
         """The run that a row was measured in, as repro.bench.kept reads it."""
         stated = {name: row[name] for name in ("system", "workload", "rate", "warm_s", "stop_s", "seed")}
-        others = (
-            "n",
-            "max_model_len",
-            "prefix_tokens",
-            "block_size",
-            "preemption",
-            "budget",
-        )  # as by default if not there
-        return cls(**stated, **{name: row[name] for name in others if row.get(name)}, beams=bool(row.get("beams")))
+        # Those that are not there are as by default.
+        others = ("n", "max_model_len", "prefix_tokens", "block_size", "preemption", "budget")
+        flags = {name: bool(row.get(name)) for name in ("beams", "prefix_cache")}
+        return cls(**stated, **{name: row[name] for name in others if row.get(name)}, **flags)
 
     @property
     def kind(self) -> str:
@@ -145,8 +141,10 @@ class Load:
         if chosen.splits_samples:
             chosen = chosen.with_scheduler(max_model_len=self.max_model_len)
         if self.budget is not None:
-            most = min(chosen.scheduler.max_num_seqs, self.budget)  # each sequence that runs takes a token
+            most = min(self.budget, chosen.scheduler.max_num_seqs)
             chosen = chosen.with_scheduler(max_num_batched_tokens=self.budget, max_num_seqs=most)
+        if self.prefix_cache:
+            chosen = replace(chosen, prefix_caching=True)
         return chosen if self.preemption is None else chosen.with_scheduler(preemption=PreemptionMode(self.preemption))
 
     @property
@@ -154,7 +152,8 @@ class Load:
         """Tokens that are stored once for all requests before the first one; the Orcas can share nothing, and a prefix
         cache finds them by itself."""
         chosen = system(self.system)
-        return self.prefix_tokens if chosen.reservation is None and not chosen.prefix_caching else 0
+        finds = self.prefix_cache or chosen.prefix_caching
+        return self.prefix_tokens if chosen.reservation is None and not finds else 0
 
     def manager_on(self, deployment: Deployment, hashes: Hashes | None = None) -> KVCacheManager:
         """The memory of the run; `hashes` say what real prompts hold, where prefixes are found by that."""
@@ -223,8 +222,9 @@ def run(
     outcomes = engine.run(requests, load.end_s)
     mean, half = window.rates.mean(), _T_95 * window.rates.std(ddof=1) / math.sqrt(NUM_PARTS)
     finished = [outcome for outcome in outcomes if load.warm_s <= outcome.finish_s < load.stop_s]
-    asked = asdict(load) | {"beams": int(load.beams)}
-    more = {name: asked.pop(name) for name in ("beams", "prefix_tokens", "block_size", "preemption", "budget")}
+    asked = asdict(load) | {"beams": int(load.beams), "prefix_cache": int(load.prefix_cache)}
+    later = ("beams", "prefix_tokens", "block_size", "preemption", "budget", "prefix_cache")
+    more = {name: asked.pop(name) for name in later}
     first = [one.first_token_s - one.request.arrival_s for one in outcomes if one.request.arrival_s >= load.warm_s]
     first = [seconds for seconds in first if seconds == seconds]  # those that had one
     return {

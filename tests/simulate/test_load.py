@@ -159,7 +159,7 @@ def test_iterations_advanced_together_give_the_numbers_of_single_ones(name, rate
     together, single = both(asked, constant(0.03))
     assert_close(together, single, rel=1e-9)
     # Where steps grow, a part of the window takes its share of iterations as if those advanced together took equally
-    # long.
+    # long, and so do gaps.
     together, single = both(asked, constant(0.03, 1e-5))
     parts = {"tokens_per_s_low", "tokens_per_s_high", "gap_median_s", "gap_99_s"}
     assert_close({**together, **dict.fromkeys(parts)}, {**single, **dict.fromkeys(parts)}, rel=1e-3)
