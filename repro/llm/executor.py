@@ -100,6 +100,7 @@ class TorchExecutor(Executor):
         self.finished: dict[int, RequestState] = {}
         self._submitted: dict[int, RequestState] = {}
         self._prefixes: dict[str, np.ndarray] = {}
+        self.on_settled: Callable[[Batch], None] | None = None  # told of a step when the host knows its tokens
         self.waited_s = 0.0  # for the device; what else a step takes is the host's own time
         self._plan: SamplingPlan | None = None
         self._queued: list[_Step] = []
@@ -267,6 +268,8 @@ class TorchExecutor(Executor):
         if step.done is not None:
             self._wait_for(step.done)
         batch = step.batch
+        if self.on_settled is not None:
+            self.on_settled(batch)
         tokens = step.tokens.tolist()
         values = step.logprobs.tolist() if step.logprobs is not None else None
         best = None if step.best is None else Best.rows(*step.best)

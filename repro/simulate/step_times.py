@@ -2,8 +2,9 @@
 
 Where `CostModel` explains the paper's A100 with a few numbers, this predicts a machine that is at hand. Decoding alone
 is measured at numbers of sequences times two contexts, steps with prompts at numbers of sequences times prompt tokens
-(`python -m repro bench serving` makes both). Swaps, block copies, random samples and beams are not in the table: runs
-that depend on them take longer than it says."""
+(`python -m repro bench serving` makes both). Prompts in the grid begin with their first token; what a chunk reads that
+is stored already, because the prompt was cut or found, is one more number. Swaps, block copies, random samples and
+beams are not in the table: runs that depend on them take longer than it says."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,6 +27,7 @@ class StepTimes:
     per_context_s          what each token of context adds to any step: it is read once, whatever batch it belongs to
     mixed_seqs, mixed_prompt   [k], [m]  numbers of decoding sequences and of prompt tokens
     mixed_s        [k, m]  a step with both, without any context
+    per_read_s             what each pair of a prompt's token and a stored token before its chunk adds
     shortest_s     no step takes less, whatever noise or a line beyond the table would say; positive, or time would
     stand still"""
 
@@ -38,6 +40,7 @@ class StepTimes:
     mixed_prompt: tuple[int, ...]
     mixed_s: tuple[tuple[float, ...], ...]
     shortest_s: float
+    per_read_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.shortest_s > 0:
@@ -48,12 +51,16 @@ class StepTimes:
 
     @classmethod
     def of(cls, name: str, rows: Iterable[Mapping[str, Any]], padded: bool) -> "StepTimes":
-        """From rows of seqs, prompt_tokens (0: decoding alone), context_tokens, seconds. UserError if some lack."""
+        """From rows of seqs, prompt_tokens (0: decoding alone), context_tokens, seconds. UserError if some lack.
+
+        Rows with `stored` are chunks that follow as many tokens; without such rows reading these costs nothing."""
 
         def lacks(what: str) -> UserError:
             return UserError(f"step times of {name}: {what}; measure again")
 
         rows = list(rows)
+        chunks = [row for row in rows if row.get("stored") is not None]
+        rows = [row for row in rows if row.get("stored") is None]
         decode: dict[int, list[tuple[float, float]]] = {}
         for row in rows:
             if not row["prompt_tokens"]:
@@ -80,7 +87,12 @@ class StepTimes:
         except KeyError as missing:
             raise lacks(f"(sequences, prompt tokens) = {missing} is missing") from None
         shortest = min(seconds for points in decode.values() for _, seconds in points)
-        return cls(name, padded, tuple(alone), tuple(alone.values()), slope, seqs, prompts, mixed_s, shortest)
+        reads: dict[tuple[int, int], list[tuple[float, float]]] = {}
+        for row in chunks:
+            tokens, seconds = int(row["prompt_tokens"]), float(row["seconds"]) - slope * float(row["context_tokens"])
+            reads.setdefault((int(row["seqs"]), tokens), []).append((tokens * float(row["stored"]), seconds))
+        per_read = _common_slope(reads.values()) if reads else 0.0
+        return cls(name, padded, tuple(alone), tuple(alone.values()), slope, seqs, prompts, mixed_s, shortest, per_read)
 
     def alone(self, seqs: int) -> float:
         """Seconds of a step without context in which `seqs` sequences decode."""
@@ -96,6 +108,11 @@ class StepTimes:
         """Seconds of the output's iterations, without end: from one to the next each sequence grows by a token."""
         if output.num_prefill_tokens:
             constant = self.with_prompts(output.num_decode_seqs, output.num_prefill_tokens)
+            if self.per_read_s:
+                parts = (*output.prefills, *output.chunks)
+                constant += self.per_read_s * sum(
+                    (one.num_tokens - one.num_cached) * one.num_cached for one in parts if one.num_cached
+                )
         else:
             constant = self.alone(max(output.num_decode_seqs, 1))
         context = output.context_tokens

@@ -22,7 +22,7 @@ from repro.simulate.step_times import StepTimes
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from repro.bench.serving import calibrate, generate, warm_engine  # noqa: E402
+from repro.bench.serving import calibrate, client, generate, warm_engine  # noqa: E402
 from repro.bench.serving.warm_engine import Durations, IdleClock, WarmEngine  # noqa: E402
 from repro.llm import models  # noqa: E402
 
@@ -78,6 +78,9 @@ class Saving(Observer):
         {"workload": "translation", "prefix_tokens": 80, "system": "orca-oracle"},
         *({"system": "vllm-v1", "budget": budget} for budget in (16, 64, 512, 2048)),
         {"system": "vllm-v1", "n": 3},
+        {"system": "vllm-v1", "preemption": "recompute"},  # what was driven out finds its own blocks again
+        {"prefix_cache": True, "preemption": "swap"},
+        {"workload": "translation", "prefix_tokens": 80, "prefix_cache": True},
         {"system": "vllm-v1", "workload": "translation", "prefix_tokens": 80},
     ],
     ids=str,
@@ -121,6 +124,43 @@ def test_a_measured_row_has_what_a_prediction_has_and_the_state_of_the_machine(w
     assert found["evidence"] == "measured" and found["device"] == "CPU" and found["wrong_lengths"] == 0
     assert found["tokens_per_s"] > 0 and sum(found[piece] for piece in PIECES) == pytest.approx(1)
     assert found["seconds"] >= 0.4 and found["host_share"] == 0.0 and found["watts"] is None
+
+
+def test_gaps_and_first_tokens_are_those_that_a_client_sees(warm, monkeypatch):
+    """As on a GPU, a step is waited for while the next one is queued: what the host knows comes an iteration later."""
+    asked = Load("vllm-v1", "alpaca", 6.0, 0.0, 1.0, max_model_len=MAX_LEN)
+    slow, seen = warm.executor._settle, {}
+    run = warm_engine.run
+    monkeypatch.setattr(warm_engine, "run", lambda *arguments: dict(seen.setdefault("engine", run(*arguments))))
+    monkeypatch.setattr(warm.executor, "queues_ahead", True)
+    monkeypatch.setattr(warm.executor, "_settle", lambda *arguments: time.sleep(0.01) or slow(*arguments))
+    found = warm.measure(asked)
+    assert found["first_token_median_s"] > seen["engine"]["first_token_median_s"] + 0.009
+    assert found["gap_median_s"] == pytest.approx(seen["engine"]["gap_median_s"], rel=0.3)
+    assert found["gap_99_s"] >= found["gap_median_s"] >= 0.01 and found["wrong_lengths"] == 0
+
+
+def test_tokens_of_finished_members_and_gaps_outside_the_window_do_not_count():
+    def batch(*groups):
+        rows = [
+            SimpleNamespace(first=index, group=SimpleNamespace(request=one)) for index, (one, _) in enumerate(groups)
+        ]
+        return SimpleNamespace(groups=rows, live=[live for _, live in groups])
+
+    first, second = (SimpleNamespace(request_id=number) for number in (3, 4))
+    clock = SimpleNamespace(now=0.0)
+    times = client.TokenTimes(clock)
+    steps = [
+        (1, batch((first, True))),
+        (2, batch((first, True), (second, True))),
+        (4, batch((first, False), (second, True))),
+    ]
+    for clock.now, step in steps:
+        times.note(step)
+    assert times.of_requests() == {3: [1, 2], 4: [2, 4]}
+    assert client.gaps(times.of_requests().values(), 0, 9).tolist() == [1, 2]
+    assert client.gaps(times.of_requests().values(), 3, 9).tolist() == [2]
+    assert client.quantile([3, 1, 2], 0.5) == 2 and client.quantile([], 0.5) is None
 
 
 def test_a_wrong_length_is_noticed(warm, monkeypatch):
@@ -180,6 +220,23 @@ def test_the_grid_makes_a_table_and_keeps_to_the_pool(warm, monkeypatch):
         assert row["seconds"] > 0 and row["context_tokens"] / row["seqs"] > calibrate.SHORT_CONTEXT
     steps = StepTimes.of("here", rows, False)
     assert steps.seqs == (1, 8) and steps.mixed_seqs == (0, 4) and steps.mixed_prompt == (8,)
+
+
+def test_chunks_over_stored_tokens_are_measured_and_keep_to_the_pool(warm, monkeypatch):
+    monkeypatch.setattr(
+        calibrate,
+        "CPU_GRID",
+        calibrate.Grid((1, 8), (0, 4), (8,), 3, 2, chunks=(8, 64, 500), stored=(0, 64, 128, 2000)),
+    )
+    rows = list(calibrate.chunks(warm))
+    expected = [(tokens, stored) for tokens in (8, 64) for stored in (0, 64, 128)]
+    assert [(row["prompt_tokens"], row["stored"]) for row in rows] == expected
+    assert {row["kind"] for row in rows} == {"chunk"} and all(row["seconds"] > 0 for row in rows)
+    steps = StepTimes.of("here", [*calibrate.cells(warm), *rows], False)
+    assert steps.per_read_s >= 0
+    monkeypatch.setattr(calibrate, "CPU_GRID", replace(calibrate.CPU_GRID, chunks=(500,)))
+    with pytest.raises(UserError, match="a chunk of 500 over 64 needs more; use a larger pool"):
+        list(calibrate.chunks(warm))
 
 
 @pytest.mark.parametrize("slots", [600, 900, 1152, 1280, 2048, 6000, 12000, 12500, 14000, 15728])

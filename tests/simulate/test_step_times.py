@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro.engine.scheduler import SchedulerOutput
+from repro.engine.scheduler import Prefill, SchedulerOutput
+from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.errors import UserError
 from repro.simulate.step_times import StepTimes
 
@@ -89,6 +90,23 @@ def test_context_during_mixed_steps_is_taken_out_of_them_and_put_back():
     for seqs, context in ((4, 0), (4, 3000)):
         found = first_s(steps, num_decode_seqs=seqs, context_tokens=context, num_prefill_tokens=64)
         assert found == pytest.approx(mixed_s(seqs, 64, context))
+
+
+def test_a_chunk_pays_for_what_it_reads_that_is_stored_already():
+    """Rows of chunks say how much; without them, as in older recordings, it costs nothing."""
+    chunks = [
+        {"seqs": 4, "prompt_tokens": p, "context_tokens": 0, "stored": s, "seconds": mixed_s(4, p) + 3e-9 * p * s}
+        for p in (64, 256)
+        for s in (0, 512, 1024)
+    ]
+    before, steps = (StepTimes.of("here", found, False) for found in (rows(), [*rows(), *chunks]))
+    assert before.per_read_s == 0.0 and steps.per_read_s == pytest.approx(3e-9)
+    assert replace(steps, per_read_s=0.0) == before
+    group = SequenceGroup(Request(0, 0.0, 1500, 1, SamplingParams()))
+    parts = {"prefills": [Prefill(group, 1000, 900)], "chunks": [Prefill(group, 500, 350), Prefill(group, 6, 0)]}
+    output = {"num_decode_seqs": 4, "num_prefill_tokens": 256}
+    more = first_s(steps, **output, **parts) - first_s(steps, **output)
+    assert more == pytest.approx(3e-9 * (100 * 900 + 150 * 350))
 
 
 def test_noise_never_makes_context_save_time():

@@ -2,7 +2,8 @@
 
 A cell is a number of decoding sequences with short or long contexts, or with prompts joining in every second iteration.
 On a GPU the cells are the sizes that steps are padded to. A step is waited for there while the next one is queued, so
-single durations mean little and means over many steps everything. The grid is as large as the pool allows.
+single durations mean little and means over many steps everything. The grid is as large as the pool allows. Beside it,
+prompts that follow stored tokens (a chunk's context) are measured, as they are where prompts are cut or found.
 
 Also here: recomputing 256 tokens of one sequence, at each block size, the other half of Fig. 19a."""
 
@@ -18,9 +19,11 @@ from repro.bench.kernels.timing import eager_time_us
 from repro.bench.rows import Row
 from repro.bench.serving.warm_engine import Durations, WarmEngine
 from repro.engine.loop import Engine
+from repro.engine.scheduler import SchedulerConfig
 from repro.engine.sequence import Request
+from repro.errors import UserError
 from repro.llm.model_runner import BATCH_BUCKETS, MAX_CHUNKS, ROW_BUCKETS, TOKEN_BUCKETS
-from repro.simulate.load import BLOCK_SIZE, GREEDY
+from repro.simulate.load import BLOCK_SIZE, GREEDY, PREFIX
 
 SHORT_CONTEXT = 8
 #: tokens of a prompt at most; more are several prompts
@@ -28,24 +31,31 @@ PROMPT = 512
 #: how prompts cost: sequences that decode beside them, and tokens of short ones
 PREFILL_SEQS, SHORT_PROMPTS = (0, 32, 128), (32, 128)
 RECOMPUTED_TOKENS = 256
+#: all prompts that are there start at once, whatever decodes beside them
+WHOLE = SchedulerConfig(max_num_batched_tokens=1 << 20)
 _SETTLE = 3  # steps that pass before a duration counts
 
 
 @dataclass(frozen=True)
 class Grid:
     """Numbers of sequences that decode alone, `steps` each; of those that decode beside prompts, and of the prompts'
-    tokens, `cycles` each. What the pool cannot hold is left out."""
+    tokens, `cycles` each. `chunks` are tokens of a prompt that follow as many as `stored`, whole blocks. What the pool
+    cannot hold is left out."""
 
     seqs: tuple[int, ...]
     mixed_seqs: tuple[int, ...]
     mixed_prompt: tuple[int, ...]
     steps: int
     cycles: int
+    chunks: tuple[int, ...] = (128, 512)
+    stored: tuple[int, ...] = (0, 512, 1024, 1408)
 
 
 # The largest batch leaves room for the prompts' own rows.
 GPU_GRID = Grid(BATCH_BUCKETS, (*ROW_BUCKETS[:-1], ROW_BUCKETS[-1] - MAX_CHUNKS), TOKEN_BUCKETS, steps=24, cycles=8)
-CPU_GRID = Grid((1, 4, 16, 40), (0, 4, 32), (8, 64, 256), steps=8, cycles=2)
+CPU_GRID = Grid((1, 4, 16, 40), (0, 4, 32), (8, 64, 256), steps=8, cycles=2, chunks=(8, 64), stored=(0, 64, 128))
+#: sequences that decode beside a chunk
+CHUNK_SEQS = 8
 
 
 def cells(warm: WarmEngine) -> Iterator[Row]:
@@ -68,6 +78,25 @@ def cells(warm: WarmEngine) -> Iterator[Row]:
         if count * taken + prompts[-1] <= room:
             for prompt in prompts:
                 yield _mixed(warm, count, prompt, grid.cycles)
+
+
+def chunks(warm: WarmEngine) -> Iterator[Row]:
+    """One row per length of a chunk and number of stored tokens that it follows: a step of a few sequences with it.
+
+    UserError if no chunk fits."""
+    warm.use_blocks(BLOCK_SIZE)
+    grid = GPU_GRID if warm.on_gpu else CPU_GRID
+    room = int(0.9 * warm.deployment.num_blocks(BLOCK_SIZE) * BLOCK_SIZE) - CHUNK_SEQS * 4 * BLOCK_SIZE
+    longest = min(warm.loaded.config.max_model_len - 1, room)
+    if min(grid.chunks) + grid.stored[1] > longest:
+        raise UserError(
+            f"model and pool hold prompts of {longest} tokens, and a chunk of {min(grid.chunks)} over "
+            f"{grid.stored[1]} needs more; use a larger pool, or a model that takes longer prompts"
+        )
+    for tokens in grid.chunks:
+        fitting = [stored for stored in grid.stored if stored + tokens <= longest]
+        for stored in fitting if len(fitting) > 1 else ():
+            yield _mixed(warm, CHUNK_SEQS, tokens, grid.cycles, stored=stored) | {"kind": "chunk", "stored": stored}
 
 
 def _output(cycles: int) -> int:
@@ -110,10 +139,12 @@ def matrix_tflops(dtype: torch.dtype, size: int = 8192) -> float:
     return 2 * size**3 / eager_time_us([lambda: a @ b] * 4) / 1e6
 
 
-def _mixed(warm: WarmEngine, count: int, prompt: int, cycles: int, part: int = PROMPT) -> Row:
-    """A step of `count` short sequences (0: none) that prompts of up to `part` tokens join, `prompt` tokens in all."""
+def _mixed(warm: WarmEngine, count: int, prompt: int, cycles: int, part: int = PROMPT, stored: int = 0) -> Row:
+    """A step of `count` short sequences (0: none) that prompts of up to `part` tokens join, `prompt` tokens in all;
+    each follows `stored` tokens, a prefix that is there already."""
     durations = Durations()
-    engine = warm.engine(durations)
+    engine = warm.engine(durations, config=WHOLE)
+    prefix = warm.store_prefix(stored)
     for index in range(count):
         engine.add(warm.submit(Request(index, 0.0, SHORT_CONTEXT, _output(cycles), GREEDY)))
     for _ in range(_SETTLE + 1 if count else 0):
@@ -124,7 +155,8 @@ def _mixed(warm: WarmEngine, count: int, prompt: int, cycles: int, part: int = P
     def join(cycle: int) -> None:
         for index in range(parts):
             tokens = prompt * (index + 1) // parts - prompt * index // parts
-            engine.add(warm.submit(Request(1000 + cycle * parts + index, 0.0, tokens, 1, GREEDY)))
+            request = Request(1000 + cycle * parts + index, 0.0, stored + tokens, 1, GREEDY, PREFIX if stored else None)
+            engine.add(warm.submit(request, prefix))
 
     seconds = _seconds(warm, engine, cycles, 2 if count else 1, join)
     context = float(np.mean([context for _, context, *_ in durations.outputs[first:]]))

@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from repro.bench.serving.client import TokenTimes, gaps, quantile
 from repro.engine.clock import WallClock
 from repro.engine.config import DEVICES, Deployment
 from repro.engine.loop import Engine, Observer
 from repro.engine.memory import KVCacheManager, PagedKVCacheManager
-from repro.engine.memory.prefix_cache import PrefixCachingKVCacheManager, block_hashes
+from repro.engine.memory.prefix_cache import block_hashes
 from repro.engine.scheduler import Scheduler, SchedulerConfig, SchedulerOutput
 from repro.engine.sequence import Request
+from repro.engine.systems import System
 from repro.llm import models
 from repro.llm.attention import detach
 from repro.llm.executor import TorchExecutor, within_memory
@@ -102,10 +104,17 @@ class WarmEngine:
         prompt[: len(prefix)] = prefix
         return prompt
 
-    def submit(self, request: Request) -> Request:
-        """Hand the executor a random prompt for it."""
-        self.executor.submit(request, self._prompt(request.prompt_tokens))
+    def submit(self, request: Request, prefix: np.ndarray | tuple[()] = ()) -> Request:
+        """Hand the executor a random prompt for it, which begins with the prefix."""
+        self.executor.submit(request, self._prompt(request.prompt_tokens, prefix))
         return request
+
+    def store_prefix(self, num_tokens: int) -> np.ndarray:
+        """A random prefix, stored for the requests that declare it (PREFIX); nothing is stored of 0 tokens."""
+        prefix = self._prompt(num_tokens)
+        if num_tokens:
+            self.executor.store_prefix(PREFIX, prefix)
+        return prefix
 
     def engine(self, *observers: Observer, config: SchedulerConfig = SchedulerConfig()) -> Engine:
         """A fresh vLLM engine on this pool."""
@@ -124,27 +133,48 @@ class WarmEngine:
         self.use_blocks(load.block_size)
         hashes: dict[int, list[bytes]] = {}
         manager = load.manager_on(self.deployment, lambda request: hashes[request.request_id])
+        finds = load.system_on(self.deployment).prefix_caching
         self.executor.reset(manager, load.parents)
-        prefix, requests, width = self._prompt(load.prefix_tokens), load.requests, load.requests_a_prompt
-        if load.stored_prefix_tokens:
-            self.executor.store_prefix(PREFIX, prefix)
+        requests, width = load.requests, load.requests_a_prompt
+        prefix = self.store_prefix(load.stored_prefix_tokens)
+        if len(prefix) < load.prefix_tokens:  # nobody declares it
+            prefix = self._prompt(load.prefix_tokens)
         for first in range(0, len(requests), width):
             prompt = self._prompt(requests[first].prompt_tokens, prefix)
-            found = block_hashes(prompt, load.block_size) if isinstance(manager, PrefixCachingKVCacheManager) else []
+            found = block_hashes(prompt, load.block_size) if finds else []
             for sample, request in enumerate(requests[first : first + width]):
                 hashes[request.request_id] = found
                 self.executor.submit(request, prompt, sample)
         return manager, requests
 
+    def ready(self, chosen: System, requests: list[Request]) -> Scheduler:
+        """The system's scheduler over the whole pool, and random prompts for its requests, of one sequence each."""
+        longest, used = self.loaded.config.max_model_len, self.executor.manager
+        hashes: dict[int, list[bytes]] = {}
+        if chosen.splits_samples:
+            chosen = chosen.with_scheduler(max_model_len=longest)
+        pool = used.num_blocks, used.block_size, longest
+        manager = chosen.manager(*pool, hashes=lambda request: hashes[request.request_id])
+        self.executor.reset(manager)
+        for request in requests:
+            prompt = self._prompt(request.prompt_tokens)
+            hashes[request.request_id] = block_hashes(prompt, used.block_size) if chosen.prefix_caching else []
+            self.executor.submit(request, prompt)
+        return chosen.decide(manager)
+
     def measure(self, load: Load) -> dict[str, Any]:
-        """The load on the real engine; one row, with the device's state and the host's share of the time."""
+        """The load on the real engine; one row, with the device's state and the host's share of the time. Gaps and
+        first tokens are those that a client sees."""
         manager, requests = self.prepare(load)
         clock = IdleClock()
+        seen = TokenTimes(clock)
+        self.executor.on_settled = seen.note
         row = run(load, self.deployment, self.executor, clock, manager, requests)
         host_share = 1 - (self.executor.waited_s + clock.idle_s) / clock.now if self.on_gpu else 0.0
         if host_share > CLIENT_BOUND:
             row["mark"] = "client-bound"
         self.executor.flush()
+        row |= _as_seen(load, requests, seen)
         done = [(one, state.request) for state in self.executor.finished.values() for one in state.sequences]
         wrong = sum(len(one.tokens) != request.output_tokens for one, request in done)
         row |= {"host_share": host_share, "wrong_lengths": wrong, "evidence": "measured", "device": self.device_name}
@@ -161,6 +191,16 @@ class WarmEngine:
         finally:
             detach(self.loaded.model)
             self.executor = kept
+
+
+def _as_seen(load: Load, requests: list[Request], seen: TokenTimes) -> dict[str, float | None]:
+    """The columns of `repro.simulate.load.run` that say when tokens come (s), by the client's clock."""
+    times = seen.of_requests()
+    between = gaps(times.values(), load.warm_s, load.stop_s)
+    asked = [one for one in requests if one.arrival_s >= load.warm_s and one.request_id in times]
+    first = [times[one.request_id][0] - one.arrival_s for one in asked] if load.rate is not None else []
+    quantiles = {"gap_median_s": (between, 0.5), "gap_99_s": (between, 0.99), "first_token_median_s": (first, 0.5)}
+    return {name: quantile(values, share) for name, (values, share) in quantiles.items()}
 
 
 class IdleClock(WallClock):
