@@ -93,9 +93,12 @@ _DESCRIPTIONS = (
     ),
     Description(
         "serving",
-        "the paper's comparison on this machine: five systems, sharing, block sizes, step times",
+        "the paper's comparison on this machine: five systems, sharing, block sizes, step times; V1's scheduler",
         "repro.bench.serving.plan:Serving",
-        ("saturated", "recompute", "generate", "steps", "latency", "sharing", "prefix", "blocks", "prefill"),
+        (
+            *("saturated", "recompute", "generate", "steps", "latency", "sharing", "prefix", "blocks", "prefill"),
+            *("chunks", "v1", "v1-prefix", "v1-samples"),
+        ),
         (
             _option("--device", "cuda or cpu (default: %(default)s)", default="cuda", choices=("cuda", "cpu")),
             _option("--model", "default: opt-13b on a GPU, smollm2 on a CPU"),

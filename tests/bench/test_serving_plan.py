@@ -1,17 +1,23 @@
 """The plan of what is measured, its file and its budget, and the program, with a tiny model on the CPU."""
 
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from test_load import MAX_LEN
 from test_warm_engine import tiny
 
 from repro import cli, hashing, paths
 from repro.bench import kept
 from repro.bench.catalogue import BENCHMARKS
 from repro.bench.rows import Recording
+from repro.engine.config import DEVICES, Deployment
 from repro.engine.systems import OF_THE_PAPER
 from repro.errors import UserError
+from repro.simulate import load
+from repro.simulate.load import Load, predict
+from repro.simulate.step_times import StepTimes
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -24,6 +30,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 TIMING = {"sharegpt": plan.Timing(8.0, 28.0, 30.0, 52.0)}
 FEW = ("vllm", "orca-max")
+
+
+@pytest.fixture(scope="module")
+def warm():
+    return WarmEngine(tiny(), 2048, "cpu", "float32", MAX_LEN)
 
 
 @pytest.fixture
@@ -46,6 +57,7 @@ def planned(monkeypatch):
             system=load.system,
             rate=load.rate,
             n=load.n,
+            budget=load.budget,
             finished_rate=1 / 3,
             stop_s=load.stop_s,
         )
@@ -62,6 +74,7 @@ def planned(monkeypatch):
         calibrate, "cells", lambda warm: (measured(10, kind="step", seqs=seqs, seconds=None) for seqs in range(6))
     )
     monkeypatch.setattr(calibrate, "prefill", lambda warm: [measured(10, kind="prefill", seconds=None)])
+    monkeypatch.setattr(calibrate, "chunks", lambda warm: [measured(10, kind="chunk", seconds=None)])
     monkeypatch.setattr(run, "time", clock)
     state.steps = lambda rows, timing=TIMING, systems=FEW: plan.steps(fake, rows, timing, systems)
     state.work = lambda rows, budget_s=1e9, **others: run.work_through(
@@ -97,10 +110,22 @@ def test_the_order_is_that_of_what_a_point_tells_and_systems_take_turns(planned,
     assert keys[77:81] == [f"prefix/{prefix}/{name}" for prefix in (80, 341) for name in ("vllm", "orca-oracle")]
     assert (
         keys[81:84] == ["blocks/16/sharegpt/recompute", "blocks/16/sharegpt/swap", "blocks/16/alpaca"]
-        and len(keys) == 81 + 3 * 7 + 1
+        and keys[81 + 3 * 7] == "prefill"
     )
     assert {key.partition("/")[0] for key in keys} == set(BENCHMARKS["serving"].kinds)
-    assert {rows.find(key)["kind"] for key in keys[53:]} == {"sharing", "prefix", "blocks", "prefill"}
+    assert {rows.find(key)["kind"] for key in keys[53:103]} == {"sharing", "prefix", "blocks", "prefill"}
+    assert keys[103:] == [
+        "chunks",
+        *(f"v1/saturated/{workload}/2048" for workload in ("sharegpt", "alpaca")),
+        *(f"v1/latency/{workload}/{m}" for m in ("0.8", "0.5", "0.95") for workload in ("sharegpt", "alpaca")),
+        *(f"v1/saturated/{workload}/{budget}" for budget in (512, 8192) for workload in ("sharegpt", "alpaca")),
+        *(f"v1-prefix/{prefix}/{how}" for prefix in (80, 341) for how in ("vllm", "vllm-cached", "vllm-v1")),
+        *(f"v1-samples/{n}/{name}" for n in (2, 4, 6) for name in ("vllm", "vllm-v1")),
+    ]
+    assert {key: rows.find(key)["kind"] for key in keys[104:]} == {key: key.partition("/")[0] for key in keys[104:]}
+    assert {rows.find(key)["system"] for key in keys[104:] if key.startswith("v1/")} == {"vllm-v1"}
+    assert rows.find("v1/latency/alpaca/0.5")["rate"] == pytest.approx(0.5 / 3)
+    assert rows.find("v1/saturated/alpaca/512")["budget"] == 512 and not rows.find("v1/saturated/alpaca/2048")["budget"]
     assert len([row for row in rows.rows if row["key"] == "steps"]) == 6
     found = rows.find("latency/sharegpt/vllm/0.8")
     assert found["rate"] == pytest.approx(0.8 / 3) and found["multiple"] == 0.8
@@ -188,7 +213,8 @@ def test_the_hash_of_the_code_knows_all_that_measures_and_the_setting():
     assert run.hash_of("1", dict(model="a", device="x")) != run.hash_of("1", dict(model="b", device="x"))
     assert run.hash_of("1", dict(model="a", device="x")) != run.hash_of("2", dict(model="a", device="x"))
     assert run.hash_of("1", dict(model="a", device="x")) == run.hash_of("1", dict(device="x", model="a"))
-    assert plan.Serving.measures == (calibrate.cells, calibrate.prefill, calibrate.recompute_row, generate.generate_row)
+    assert {calibrate.cells, calibrate.chunks, calibrate.prefill, calibrate.recompute_row} < set(plan.Serving.measures)
+    assert generate.generate_row in plan.Serving.measures
 
 
 # The program
@@ -247,6 +273,7 @@ def test_the_program_measures_goes_on_and_says_what_it_left_out(tmp_path, monkey
     monkeypatch.setattr(plan, "CPU_TIMING", {"alpaca": plan.Timing(0.05, 0.15, 0.2, 0.2)})
     monkeypatch.setattr(calibrate, "CPU_GRID", calibrate.Grid((1, 8), (0, 4), (8, 64), steps=3, cycles=1))
     arguments = ["--out", str(tmp_path), "--device", "cpu", "--systems", "vllm", "--kv-slots", "2048"]
+    arguments += ["--only", "saturated", "steps", "latency"]
     assert program([*arguments, "--budget", "20s"]) == 0
     assert "1 points left out, as the budget of 20s would be overrun: call again" in capsys.readouterr().out
     manifest = json.loads((tmp_path / "manifest.json").read_text())
@@ -269,6 +296,51 @@ def test_the_program_measures_goes_on_and_says_what_it_left_out(tmp_path, monkey
     }
     assert {row["model"] for row in found} == {"smollm2"}
     assert {row.get("wrong_lengths") for row in found} == {0, None}
+
+
+def test_v1_is_measured_alone_and_each_run_can_be_predicted_from_its_row(tmp_path, monkeypatch):
+    """On the CPU: what it takes to predict, V1's runs, and nothing else; through the file and back."""
+    monkeypatch.setattr(
+        plan, "WarmEngine", lambda model, kv_slots, device, dtype: WarmEngine(tiny(), kv_slots, device, dtype)
+    )
+    monkeypatch.setattr(plan, "CPU_TIMING", {"alpaca": plan.Timing(0.05, 0.3, 0.4, 0.4)})
+    grid = calibrate.Grid((1, 8), (0, 4), (8, 64), steps=3, cycles=1, chunks=(8,), stored=(0, 32, 64))
+    monkeypatch.setattr(calibrate, "CPU_GRID", grid)
+    arguments = ["--out", str(tmp_path), "--device", "cpu", "--kv-slots", "2048"]
+    assert program([*arguments, "--only", "steps", "chunks", "v1"]) == 0
+    before = (tmp_path / "serving.csv").read_bytes()
+    assert program([*arguments, "--only", "v1", "--budget", "0"]) == 0  # nothing is left to measure
+    assert (tmp_path / "serving.csv").read_bytes() == before
+    rows = kept.read(tmp_path / "serving.csv", "measured")
+    steps = StepTimes.of("CPU", [row for row in rows if row["kind"] in ("step", "chunk")], padded=False)
+    runs = {row["key"]: row for row in rows if row["kind"] == "v1"}
+    assert list(runs) == [
+        "v1/saturated/alpaca/2048",
+        *(f"v1/latency/alpaca/{multiple}" for multiple in ("0.8", "0.5", "0.95")),
+        *(f"v1/saturated/alpaca/{budget}" for budget in (512, 8192)),
+    ]
+    deployment = Deployment(tiny().config, DEVICES["a100-40gb"], 1, 2048)
+    for key, row in runs.items():
+        asked = Load.of(row)
+        found = predict(asked, deployment, steps)
+        assert asked.system == "vllm-v1" and row["wrong_lengths"] == 0 and found.keys() <= row.keys()
+        assert found["trace_hash"] == row["trace_hash"] and row["gap_median_s"] > 0 < found["gap_median_s"]
+        assert (row["first_token_median_s"] is not None) is ("latency" in key) is (row["multiple"] is not None)
+
+
+@pytest.mark.parametrize("place", range(12))
+def test_prefixes_and_samples_are_measured_beside_v1(monkeypatch, warm, place):
+    monkeypatch.setattr(plan, "WINDOW", {"warm_s": 0.05, "stop_s": 0.4})
+    monkeypatch.setattr(load, "FLOOD", {"alpaca": 60.0, "translation": 60.0})  # as fast as this CPU may be
+    step = list(plan.sharing_beside_v1(warm, partial(Load, max_model_len=MAX_LEN)))[place]
+    (row,) = step.measure()
+    assert row["kind"] == step.kind and row["wrong_lengths"] == 0 and row["tokens_per_s"] > 0
+    asked = Load.of(row)
+    finds = asked.prefix_cache or asked.system == "vllm-v1"
+    assert (row["found_percent"] is not None) is finds
+    if finds:
+        assert row["found_percent"] > (0 if asked.prefix_tokens else -1)
+    assert step.key.endswith("-cached") is asked.prefix_cache
 
 
 @pytest.mark.parametrize(
