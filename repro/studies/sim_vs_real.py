@@ -32,13 +32,17 @@ from repro.studies.common import Positive, Seed, Systems, deployment_of
 from repro.studies.fig12_measured import METRICS
 from repro.studies.measured import INTERVAL, Gpu
 
-TABLES = {"runs": ("machine", "workload", "kind", "system", "n", "multiple", "world")}
+TABLES = {"runs": ("machine", "workload", "kind", "system", "n", "multiple", "budget", "world")}
+#: runs that are predicted, and the rows of step times that they are predicted from
+KINDS, STEPS = ("saturated", "latency", "v1"), ("step", "chunk")
 #: quantity -> (label, whether it is drawn on logarithmic axes)
 QUANTITIES = {
     "tokens_per_s": ("output tokens/s", True),
     "latency_s_per_token": ("normalized latency (s/token)", True),
     "mean_batch": ("batched requests", True),
     "token_states": ("token states / pool", False),
+    "first_token_median_s": ("median time to first token (s)", True),
+    "gap_median_s": ("median gap between tokens (s)", True),
 }
 #: requests that a latency run must expect, however slow the machine
 FEWEST = 6
@@ -62,16 +66,18 @@ class Params(Parameters):
 
 def points(params: Params) -> list[Point]:
     path, evidence = kept.find(params.gpu, kept.SERVING, needs="step")
-    found = measured.runs(path, evidence, ("saturated", "latency")) if measured.runs(path, evidence, ("step",)) else []
+    found = measured.runs(path, evidence, KINDS) if measured.runs(path, evidence, ("step",)) else []
     on_gpu = [Point(predicted, {"path": path, "evidence": evidence, "key": row["key"]}, "runs") for row in found]
     return [*on_gpu, Point(measured_here, params.model_dump(exclude={"gpu"}), "runs", weight=100.0, alone=True)]
 
 
 def _both(row: dict[str, Any], found: dict[str, Any], machine: str, evidence: str) -> list[dict[str, Any]]:
     """The measured row and the predicted one, with what this study draws."""
-    run = measured.columns(row, ("system", "workload", "kind", "n", "multiple", *ABOUT)) | {"machine": machine}
+    run = measured.columns(row, ("system", "workload", "kind", "n", "multiple", "budget", *ABOUT))
+    run |= {"machine": machine, "kind": Load.of(row).kind}
+    columns = ("mark", *dict.fromkeys((*METRICS, *QUANTITIES)))
     return [
-        run | {"world": world, "evidence": kind, **measured.columns(source, ("mark", *METRICS))}
+        run | {"world": world, "evidence": kind, **measured.columns(source, columns)}
         for world, source, kind in (("real", row, evidence), ("simulated", found, "modelled"))
     ]
 
@@ -79,7 +85,7 @@ def _both(row: dict[str, Any], found: dict[str, Any], machine: str, evidence: st
 def predicted(path: Path, evidence: str, key: str) -> list[dict[str, Any]]:
     """One kept run of a GPU and its prediction from the grid in the same file."""
     row = measured.run_of(path, evidence, key)
-    steps = StepTimes.of(row["device"], measured.runs(path, evidence, ("step",)), padded=True)
+    steps = StepTimes.of(row["device"], measured.runs(path, evidence, STEPS), padded=True)
     found = predict(Load.of(row), deployment_of("opt-13b", row["kv_slots"]), steps)
     return _both(row, found, row["device"], evidence)
 
@@ -130,17 +136,24 @@ def _model(name: str) -> Any:
 
 
 def errors(runs: DataFrame) -> DataFrame:
-    """By how much each prediction exceeds its measurement, in %: one row a run, a column for each of QUANTITIES."""
-    runs = runs.assign(multiple=runs["multiple"].fillna(1.0)).set_index([*TABLES["runs"]])[list(QUANTITIES)]
+    """By how much each prediction exceeds its measurement, in %: one row a run, a column for each quantity."""
+    budget = runs["budget"].fillna(0) if "budget" in runs else 0  # 0: the system's own
+    runs = runs.assign(multiple=runs["multiple"].fillna(1.0), budget=budget)
+    runs = runs.set_index([*TABLES["runs"]])[_quantities(runs)]
     real, simulated = (runs.astype(float).xs(world, level="world") for world in ("real", "simulated"))
     return 100 * (simulated / real - 1)
+
+
+def _quantities(runs: DataFrame) -> list[str]:
+    """Those that were measured: rows of before they were have no such column, or an empty one."""
+    return [name for name in QUANTITIES if name in runs and runs.loc[runs["world"] == "real", name].notna().any()]
 
 
 def _typical(found: DataFrame) -> dict[str, str]:
     """quantity -> its median error in words. Below saturation arrivals decide the throughput, so saturated runs alone
     say how well it is predicted."""
     full = found[found.index.get_level_values("kind") == "saturated"]
-    medians = {name: (full if name == "tokens_per_s" else found)[name].abs().median() for name in QUANTITIES}
+    medians = {name: (full if name == "tokens_per_s" else found)[name].abs().median() for name in found}
     return {
         name: f"median error {value:.1f} %" + (", saturated" if name == "tokens_per_s" else "")
         for name, value in medians.items()
@@ -154,9 +167,9 @@ def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     on_gpu = runs[~runs["machine"].str.startswith("CPU")]
     typical = _typical(errors(on_gpu)) if len(on_gpu) else {}
     real, simulated = (where(runs, world=world).reset_index(drop=True) for world in ("real", "simulated"))
-    names = [label for label, _ in QUANTITIES.values()]
-    figure, axes = plotting.panels(names, columns=2, width=4.2, height=3.5)
-    for axis, (name, (_, logarithmic)) in zip(axes, QUANTITIES.items()):
+    drawn = {name: QUANTITIES[name] for name in _quantities(runs)}
+    figure, axes = plotting.panels([label for label, _ in drawn.values()], columns=2, width=4.2, height=3.5)
+    for axis, (name, (_, logarithmic)) in zip(axes, drawn.items()):
         found = real[name].notna() & simulated[name].notna()
         _draw_quantity(axis, real[found], simulated.loc[found, name], looks, logarithmic)
         if name in typical:

@@ -52,12 +52,16 @@ def measured_runs():
         "saturated/sharegpt/vllm": (Load("vllm", "sharegpt", None, 2.0, 6.0), None),
         "saturated/sharegpt/vllm/3": (Load("vllm", "sharegpt", None, 2.0, 6.0, n=3), None),
         "latency/alpaca/orca-max/0.8": (Load("orca-max", "alpaca", 3.0, 2.0, 20.0, seed=1), 0.8),
+        "v1/saturated/sharegpt/2048": (Load("vllm-v1", "sharegpt", None, 2.0, 6.0), None),
+        "v1/saturated/sharegpt/512": (Load("vllm-v1", "sharegpt", None, 2.0, 6.0, budget=512), None),
+        "v1/latency/alpaca/0.8": (Load("vllm-v1", "alpaca", 3.0, 2.0, 20.0, seed=1), 0.8),
     }
     for key, (asked, multiple) in loads.items():
         yield {
             "key": key,
             "code": "c",
             **predict(asked, pool, steps),
+            "kind": key.partition("/")[0],
             "multiple": multiple,
             "model": "opt-13b",
             "dtype": "float16",
@@ -71,7 +75,7 @@ def test_runs_of_a_machine_that_is_its_table_are_predicted_exactly(folder):
     write(folder, [*measured_runs(), *grid()])
     *on_gpu, here = study.points(parameters("sim_vs_real"))
     assert (
-        len(on_gpu) == 3
+        len(on_gpu) == 6
         and here.function is study.measured_here
         and here.alone
         and not any(point.alone for point in on_gpu)
@@ -79,10 +83,12 @@ def test_runs_of_a_machine_that_is_its_table_are_predicted_exactly(folder):
     rows = rows_of(on_gpu)
     assert set(rows["evidence"]) == {"measured", "modelled"} and set(rows["machine"]) == {"GPU"}
     found = study.errors(rows)
-    assert len(found) == 3 and found.abs().max().max() < 1e-6
-    assert found["latency_s_per_token"].notna().sum() == 1  # saturated runs have none
+    assert len(found) == 6 and found.abs().max().max() < 1e-6 and list(found) == list(study.QUANTITIES)
+    assert found["latency_s_per_token"].notna().sum() == 2  # saturated runs have none
+    assert found["first_token_median_s"].notna().sum() == 2 and found["gap_median_s"].notna().all()
+    assert set(rows["kind"]) == {"saturated", "latency"} and set(rows["budget"].dropna()) == {512}
     figure = study.draw({"runs": rows}, parameters("sim_vs_real"))["sim_vs_real"]
-    for axis in figure.axes[:4]:
+    for axis in figure.axes[:6]:
         points = [line for line in axis.lines if line.get_marker() not in ("None", None, "")]
         assert points and all(line.get_xdata() == pytest.approx(line.get_ydata()) for line in points)
 
@@ -108,6 +114,7 @@ def test_without_a_grid_on_this_machine_the_recorded_rows_are_taken(folder):
 
 def test_errors_are_the_prediction_over_the_measurement():
     shared = {"machine": "m", "workload": "alpaca", "kind": "saturated", "system": "vllm", "n": 1, "multiple": None}
+    shared |= {"budget": None}
     values = {"real": (100.0, None, 40.0, 0.5), "simulated": (103.0, None, 38.0, 0.5)}
     rows = [shared | {"world": world} | dict(zip(study.QUANTITIES, numbers)) for world, numbers in values.items()]
     late = shared | {"kind": "latency", "multiple": 0.6}
@@ -116,11 +123,23 @@ def test_errors_are_the_prediction_over_the_measurement():
         for world, value in (("simulated", 1.0), ("real", 2.0))
     ]
     rows += [row | {"n": 3, "tokens_per_s": 1.0} for row in rows[:2]]  # the same run with three samples is another run
-    found = study.errors(pd.DataFrame(rows))
-    assert found.loc["m", "alpaca", "saturated", "vllm", 1, 1.0].tolist()[::2] == pytest.approx([3.0, -5.0])
-    assert pd.isna(found.loc["m", "alpaca", "saturated", "vllm", 1, 1.0]["latency_s_per_token"])
-    assert found.loc["m", "alpaca", "latency", "vllm", 1, 0.6].tolist() == [-50.0] * 4
-    assert found.loc["m", "alpaca", "saturated", "vllm", 3, 1.0]["tokens_per_s"] == 0
+    rows += [row | {"budget": 512, "tokens_per_s": 1.0} for row in rows[:2]]  # and so it is with another token budget
+    found = study.errors(pd.DataFrame(rows)).sort_index()
+    assert list(found) == list(study.QUANTITIES)
+    first = found.loc["m", "alpaca", "saturated", "vllm", 1, 1.0, 0]
+    assert first[["tokens_per_s", "mean_batch"]].tolist() == pytest.approx([3.0, -5.0])
+    assert pd.isna(first["latency_s_per_token"])
+    assert found.loc["m", "alpaca", "latency", "vllm", 1, 0.6, 0].tolist() == [-50.0] * len(study.QUANTITIES)
+    assert found.loc["m", "alpaca", "saturated", "vllm", 3, 1.0, 0]["tokens_per_s"] == 0
+    assert found.loc["m", "alpaca", "saturated", "vllm", 1, 1.0, 512]["tokens_per_s"] == 0
+
+
+def test_what_rows_of_before_do_not_have_is_left_out():
+    """Neither a quantity that was not measured then, nor the budget, is asked of them."""
+    shared = {"machine": "m", "workload": "alpaca", "kind": "latency", "system": "vllm", "n": 1, "multiple": 0.5}
+    rows = [shared | {"world": world, "tokens_per_s": 1.0} for world in ("real", "simulated")]
+    rows[1]["gap_median_s"] = 0.1
+    assert list(study.errors(pd.DataFrame(rows))) == ["tokens_per_s"]
 
 
 @pytest.mark.parametrize(
