@@ -59,7 +59,7 @@ def _pool_and_system(text: str) -> tuple[float, str]:
 _MODEL, _DTYPE = "a name or a folder (default: %(default)s)", "of weights and K/V (default: %(default)s)"
 _CONTENDER = {"action": "append", "default": [], "metavar": "MODULE:FUNCTION"}
 _SYSTEMS = {"nargs": "+", "choices": sorted(SYSTEMS), "default": list(OF_THE_PAPER), "metavar": "SYSTEM"}
-_RUNS = {"type": _pool_and_system, "nargs": "+", "default": [(0.0, "vllm"), (12.0, "vllm")], "metavar": "GIB:SYSTEM"}
+_RUNS = {"type": _pool_and_system, "nargs": "+", "metavar": "GIB:SYSTEM"}
 _DESCRIPTIONS = (
     Description(
         "simulator",
@@ -81,13 +81,14 @@ _DESCRIPTIONS = (
         "repro.bench.end_to_end:EndToEnd",
         tuple(SYSTEMS),
         (
-            _option("--model", _MODEL, default="llama-13b"),
-            _option("--dtype", _DTYPE, default="bfloat16"),
-            _option("--runs", "pool and system, such as 12:orca-max; 0: all memory that is free", **_RUNS),
-            _option("--passes", "timed runs per pool of vllm", type=int, default=2),
+            _option("--model", "a name or a folder (default: llama-13b; opt-13b for a workload)"),
+            _option("--dtype", "of weights and K/V (default: bfloat16; float16 for a workload)"),
+            _option("--runs", "pool and system, such as 12:vllm-v1; 0: all memory that is free", **_RUNS),
+            _option("--passes", "timed runs per pool of vllm and vllm-v1", type=int, default=2),
             _option("--requests", "only the first so many", type=int),
-            _option("--batched-tokens", "tokens of an iteration of vllm at most", type=int, default=2560),
+            _option("--batched-tokens", "tokens of an iteration at most (default: each system's own)", type=int),
             _option("--lengths", "CSV file of prompt_tokens,output_tokens", type=Path),
+            _option("--workload", "the first requests of a trace, and Table 1's pool", choices=("alpaca", "sharegpt")),
             _option("--plain", "neither CUDA graphs nor torch.compile", action="store_true"),
         ),
     ),
@@ -106,6 +107,12 @@ _DESCRIPTIONS = (
             _option("--kv-slots", "pool in tokens (default: Table 1's for OPT-13B; 4096 on a CPU)", type=int),
             _option("--systems", "only these", **_SYSTEMS),
         ),
+    ),
+    Description(
+        "mixed",
+        "gaps and first tokens on a GPU where long prompts arrive among decoding sequences, by token budget",
+        "repro.bench.mixed:Mixed",
+        ("vllm-v1", "vllm"),
     ),
     Description(
         "beams",

@@ -2,15 +2,18 @@
 
 The load: 256 requests, all there at the start, with the lengths of experiments/offline_256_lengths.csv (log-normal,
 sigma 1, clipped to [4, 1024], clipped means 161 and 338 tokens, one draw with seed 0: 45,797 prompt and 80,156 output
-tokens). Lengths are forced and decoding is greedy; weights are random, since only shapes matter. One row per K/V pool,
-system and pass; GPU time by kind of kernel comes from another run, under torch.profiler."""
+tokens). Or the first requests of a trace of the paper's workloads, for OPT-13B in Table 1's pool. Lengths are forced
+and decoding is greedy; weights are random, since only shapes matter. One row per K/V pool, system and pass; the systems
+of a pool take turns. GPU time by kind of kernel comes from another run, under torch.profiler."""
 
 import contextlib
 import csv
 import time
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -26,11 +29,17 @@ from repro.engine.scheduler import Scheduler, SchedulerOutput
 from repro.engine.sequence import Request
 from repro.engine.systems import System, of_today, system
 from repro.errors import UserError
-from repro.hashing import sha256_file
+from repro.hashing import canonical_json, sha256_file, sha256_text
 from repro.llm import models
-from repro.llm.pool import PoolSize
-from repro.simulate.load import BLOCK_SIZE, GREEDY
+from repro.simulate.load import GREEDY
+from repro.workloads import make_trace
 
+#: pools (GiB, 0: all memory that is free) and systems of the load in the file, and of a workload: Table 1's for OPT-13B
+RUNS, TRACE_RUNS = ((0.0, "vllm"), (12.0, "vllm")), ((12.0, "vllm"), (12.0, "vllm-v1"))
+#: workload -> requests that are there at the start, and the seed of its trace
+REQUESTS, SEED = {"alpaca": 1500, "sharegpt": 256}, 0
+#: timed in every pass and profiled after the last; others run once
+REPEATED = ("vllm", "vllm-v1")
 PROFILED = (150, 210)  # iterations, well after the prompts
 KINDS = {
     "attention": ("_decode", "_prefill", "_write_kernel"),
@@ -85,31 +94,30 @@ def _iterations(durations: Durations) -> Row:
     }
 
 
-def requests(lengths: Path, most: int | None = None) -> list[Request]:
-    """The first requests of the load. UserError if the file is not there."""
+def pairs_of(lengths: Path) -> list[tuple[int, int]]:
+    """Prompt and output tokens of the requests in a file. UserError if it is not there."""
     if not lengths.is_file():
         raise UserError(f"{lengths} is not there; name a CSV file of prompt_tokens,output_tokens with --lengths")
     with lengths.open() as file:
-        pairs = [(int(row["prompt_tokens"]), int(row["output_tokens"])) for row in csv.DictReader(file)]
-    return [Request(index, 0.0, prompt, output, GREEDY) for index, (prompt, output) in enumerate(pairs[:most])]
+        return [(int(row["prompt_tokens"]), int(row["output_tokens"])) for row in csv.DictReader(file)]
+
+
+def pairs_of_trace(workload: str) -> list[tuple[int, int]]:
+    """Those of the first requests of a workload's trace."""
+    most = REQUESTS[workload]
+    trace = make_trace(workload, most, 2.0, SEED)
+    return list(zip(trace.prompt_tokens.tolist(), trace.output_tokens.tolist()))[:most]
 
 
 def run(warm: WarmEngine, chosen: System, load: list[Request], *observers: Observer) -> tuple[float, Scheduler]:
     """Seconds from the first request to the last token."""
-    longest = warm.loaded.config.max_model_len
-    if chosen.splits_samples:
-        chosen = chosen.with_scheduler(max_model_len=longest)
-    manager = chosen.manager(warm.executor.manager.num_blocks, BLOCK_SIZE, longest)
-    warm.executor.reset(manager)
-    for request in load:
-        warm.submit(request)
-    scheduler = chosen.decide(manager)
-    torch.cuda.synchronize()
+    scheduler = warm.ready(chosen, load)
+    if warm.on_gpu:
+        torch.cuda.synchronize()
     start = time.perf_counter()
     with contextlib.suppress(_Enough):
         Engine(scheduler, warm.executor, WallClock(), observers).run(load)
-    warm.executor.flush()
-    torch.cuda.synchronize()
+    warm.executor.flush()  # the last step has ended
     return time.perf_counter() - start, scheduler
 
 
@@ -121,27 +129,48 @@ class EndToEnd(Benchmark):
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        for _, name in options.runs:
+        workload = options.workload
+        if workload and options.lengths:
+            raise UserError(f"--workload {workload} and --lengths {options.lengths} are two loads; give one of them")
+        self.runs = options.runs or (TRACE_RUNS if workload else RUNS)
+        for _, name in self.runs:
             system(name)
         lengths = options.lengths or paths.folders().experiments / "offline_256_lengths.csv"
-        self.load = requests(lengths, options.requests)
+        pairs = (pairs_of_trace(workload) if workload else pairs_of(lengths))[: options.requests]
+        self.load = [Request(index, 0.0, prompt, output, GREEDY) for index, (prompt, output) in enumerate(pairs)]
         require_gpu("end_to_end")
         self.fast = not options.plain
-        self.setting = {"model": options.model, "dtype": options.dtype, "graphs": self.fast, "compiled": self.fast}
-        self.setting |= {"requests": len(self.load), "lengths_sha256": sha256_file(lengths)}
-        self.setting |= {"max_num_batched_tokens": options.batched_tokens, "device": torch.cuda.get_device_name()}
+        self.setting = {
+            "model": options.model or ("opt-13b" if workload else "llama-13b"),
+            "dtype": options.dtype or ("float16" if workload else "bfloat16"),
+            **{"graphs": self.fast, "compiled": self.fast, "workload": workload, "requests": len(self.load)},
+            "lengths_sha256": sha256_text(canonical_json(pairs)) if workload else sha256_file(lengths),
+            "batched_tokens": options.batched_tokens,
+            "device": torch.cuda.get_device_name(),
+        }
         self._pools: dict[float, WarmEngine] = {}  # one at a time
 
     def start(self, recording: Recording) -> dict[str, Any]:
-        self.loaded = models.load(self.options.model, "cuda", self.options.dtype)
+        self.loaded = models.load(self.setting["model"], "cuda", self.setting["dtype"])
         return {"cuda": torch.version.cuda}
 
     def steps(self, recording: Recording) -> Iterator[Step]:
-        for gib, name in self.options.runs:
-            passes = self.options.passes if name == "vllm" else 1
-            for attempt in range(passes):
-                profiled = name == "vllm" and attempt == passes - 1
-                yield Step(f"{name}/{gib:g} GiB/{attempt}", 45, partial(self._rows, gib, name, attempt, profiled))
+        passes = range(self.options.passes)
+        for pool in dict.fromkeys(gib for gib, _ in self.runs):  # one after the other: a pool takes its time to set up
+            for attempt, (gib, name) in product(passes, dict.fromkeys(self.runs)):
+                if gib == pool and (name in REPEATED or not attempt):
+                    profiled = name in REPEATED and attempt == passes[-1]
+                    yield Step(f"{name}/{gib:g} GiB/{attempt}", 45, partial(self._rows, gib, name, attempt, profiled))
+
+    def finish(self, recording: Recording) -> dict[str, Any]:
+        """Least and median seconds of the passes of each run."""
+        found: dict[str, list[float]] = {}
+        for row in recording.rows:
+            found.setdefault(row["key"].rpartition("/")[0], []).append(float(row["seconds"]))
+        summary = {run: {"least_s": min(own), "median_s": median(own)} for run, own in found.items()}
+        for run, of in summary.items():
+            print(f"{run}: {len(found[run])} passes, least {of['least_s']:.2f} s, median {of['median_s']:.2f} s")
+        return {"passes": summary}
 
     def _warm(self, gib: float) -> WarmEngine:
         """The engine with a pool of so much memory, 0 for all that is free; another one's is given back first."""
@@ -149,24 +178,23 @@ class EndToEnd(Benchmark):
             for warm in self._pools.values():
                 warm.give_back()
             self._pools.clear()
-            pool, config = PoolSize(kv_gib=gib) if gib else PoolSize(free_share=0.92), self.loaded.config
-            slots = BLOCK_SIZE * pool.blocks(config, BLOCK_SIZE, self.loaded.device)
-            longest = config.max_model_len
-            self._pools[gib] = WarmEngine(self.loaded, slots, max_model_len=longest, swap=0.0, fast=self.fast)
+            self._pools[gib] = WarmEngine.in_memory(self.loaded, gib, fast=self.fast)
         return self._pools[gib]
 
     def _rows(self, gib: float, name: str, attempt: int, profiled: bool) -> list[Row]:
         warm, chosen = self._warm(gib), of_today(system(name))
-        if chosen.scheduler.max_num_batched_tokens is not None:  # a static batch has no such budget
+        own = chosen.scheduler.max_num_batched_tokens
+        if self.options.batched_tokens and own is not None:  # a static batch has no such budget
             chosen = chosen.with_scheduler(max_num_batched_tokens=self.options.batched_tokens)
         durations = Durations()
         seconds, scheduler = run(warm, chosen, self.load, durations)
         tokens, store = sum(request.output_tokens for request in self.load), warm.executor.store
         row = {"system": name, "pool_tokens": warm.deployment.kv_slots, "pool_gib": round(store.num_bytes / 2**30, 2)}
+        row |= {"max_num_batched_tokens": chosen.scheduler.max_num_batched_tokens}
         row |= {"attempt": attempt, "output_tokens": tokens, "seconds": seconds}
         row |= {"output_tokens_per_s": tokens / seconds, **_iterations(durations)}
         row |= {"preemptions": scheduler.num_preemptions, "waiting_for_gpu_s": warm.executor.waited_s}
-        row |= {"boot_s": warm.boot_s, "seed": 0, "evidence": "measured"}
+        row |= {"boot_s": warm.boot_s, "seed": SEED, "evidence": "measured"}
         if profiled:
             profile = _Profile()
             run(warm, chosen, self.load, profile)

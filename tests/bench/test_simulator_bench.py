@@ -1,6 +1,7 @@
 """`make bench`: what is measured on a GPU, that its absence is said and is no failure; each benchmark's options."""
 
 import os
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -69,8 +70,9 @@ def test_the_programs_take_the_arguments_that_they_are_given(name, tmp_path):
 OPTIONS = {
     "simulator": [],
     "kernels": ["--contender"],
-    "end_to_end": ["--model", "--dtype", "--runs", "--passes", "--requests", "--lengths", "--plain"],
+    "end_to_end": ["--model", "--dtype", "--runs", "--passes", "--requests", "--lengths", "--workload", "--plain"],
     "serving": ["--device", "--model", "--dtype", "--kv-slots", "--systems"],
+    "mixed": [],
     "beams": ["--model", "--device", "--dtype", "--kv-gib", "--prompts", "--steps"],
     "anchors": [],
 }
@@ -95,7 +97,7 @@ def test_every_benchmark_has_the_common_options_and_its_own(name, capsys):
     told = help_of(capsys, "bench", name)
     for option in ("--out", "--budget", "--only", "--also-code", "--commit", *OPTIONS[name]):
         assert f"  {option}" in told
-    listed = " ".join(told.split())
+    listed = re.sub(r"-\s+", "-", " ".join(told.split()))  # a line may end at a hyphen
     assert all(kind in listed for kind in (*BENCHMARKS[name].kinds, *BENCHMARKS[name].unasked))
     options = cli._parser().parse_args(["bench", name])
     assert options.only == BENCHMARKS[name].kinds and options.benchmark is BENCHMARKS[name]
@@ -114,6 +116,7 @@ def test_naming_benchmarks_imports_nothing_heavy():
     [
         (["kernels"], "no CUDA GPU here, and bench kernels needs one"),
         (["end_to_end"], "no CUDA GPU here, and bench end_to_end needs one"),
+        (["mixed"], "no CUDA GPU here, and bench mixed needs one"),
         (["end_to_end", "--runs", "12:orca"], "unknown system 'orca'"),
         (["end_to_end", "--lengths", "none.csv"], "none.csv is not there; name a CSV file"),
         (["beams", "--kv-gib", "0"], "kv_gib = 0.0 must be a finite number above 0"),

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from repro.llm import models
 from repro.llm.attention import detach
 from repro.llm.executor import TorchExecutor, within_memory
 from repro.llm.kv_store import KVStore
+from repro.llm.pool import PoolSize
 from repro.simulate.load import BLOCK_SIZE, GREEDY, PREFIX, SWAP_SHARE, Load, run
 
 #: a host that is busy for more of the time than this, and so hardly ever waits for the GPU, is what limits a run
@@ -62,6 +63,14 @@ class WarmEngine:
         self._random = np.random.default_rng(0)
         self.use_blocks(BLOCK_SIZE)
         self.boot_s = time.perf_counter() - started
+
+    @classmethod
+    def in_memory(cls, loaded: models.LoadedModel, gib: float, fast: bool = True) -> Self:
+        """With a pool of so many GiB, 0 for all that is free, nothing to swap to, and requests as long as the model
+        takes. UserError if not even one block fits."""
+        size = PoolSize(kv_gib=gib) if gib else PoolSize(free_share=0.92)
+        slots = BLOCK_SIZE * size.blocks(loaded.config, BLOCK_SIZE, loaded.device)
+        return cls(loaded, slots, max_model_len=loaded.config.max_model_len, swap=0.0, fast=fast)
 
     def use_blocks(self, block_size: int) -> None:
         """Have the pool in blocks of this size, ready to be timed; another one's memory is given back first."""
