@@ -25,29 +25,36 @@ from repro.llm.transfer import upload
 #: batch sizes for which decoding is captured: matrix products cost the same within such a step
 BATCH_BUCKETS = (2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 SMALLEST_CONTEXT_BUCKET = 512
-#: steps with prompts: decoding rows, and tokens of at most MAX_CHUNKS prompts; larger ones run as they are
+#: steps with prompts: decoding rows, and tokens of at most MAX_CHUNKS prompts; larger ones run as they are (more tokens
+#: keep a GPU busy for longer than the launches take)
 ROW_BUCKETS = (8, 64, 128, 256)
 TOKEN_BUCKETS = (64, 128, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 2560)
 MAX_CHUNKS = 16
+#: steps with more prompts, all short: every tenth or twentieth step of a busy server with short requests. Each place
+#: for a prompt costs as many programs of the kernel as WIDE_LONGEST tokens need, also where it stays empty.
+WIDE_TOKEN_BUCKETS, WIDE_CHUNKS, WIDE_LONGEST = (384, 512, 768, 1024), 64, 256
 MIXED_CONTEXT_BUCKET = 2048
 
 
 class MixedShape(NamedTuple):
-    """Sizes of a step with prompts: decoding rows, prompt tokens, chunks; bounds of a context and of a chunk."""
+    """Sizes of a step with prompts: decoding rows, prompt tokens, chunks; bounds of a context and of a chunk. A bucket
+    stands for all steps that fit into it."""
 
     rows: int
     tokens: int
     chunks: int
     context: int
     longest: int
+    is_bucket: bool = False
 
     @classmethod
     def bucket(cls, rows: int, tokens: int, context: int) -> "MixedShape":
-        return cls(rows, tokens, MAX_CHUNKS, context, tokens)
+        return cls(rows, tokens, MAX_CHUNKS, context, tokens, True)
 
-    @property
-    def is_bucket(self) -> bool:
-        return self.chunks == MAX_CHUNKS and self.longest == self.tokens  # so many chunks are shorter than their sum
+    @classmethod
+    def wide(cls, rows: int, tokens: int, context: int) -> "MixedShape":
+        """A bucket of many short chunks."""
+        return cls(rows, tokens, WIDE_CHUNKS, context, WIDE_LONGEST, True)
 
     @property
     def size(self) -> int:
@@ -142,8 +149,11 @@ class ModelRunner:
                 if (bucket, context) not in self._captured:
                     self._capture(bucket, context)
         for context in sorted({max(context, MIXED_CONTEXT_BUCKET) for context in contexts}):
-            for rows, tokens in itertools.product(self._row_buckets, TOKEN_BUCKETS):
-                shape = MixedShape.bucket(rows, tokens, context)
+            shapes = [
+                MixedShape.bucket(*sizes, context) for sizes in itertools.product(self._row_buckets, TOKEN_BUCKETS)
+            ]
+            wide = itertools.product(self._row_buckets, WIDE_TOKEN_BUCKETS)
+            for shape in [*shapes, *(MixedShape.wide(*sizes, context) for sizes in wide)]:
                 if shape not in self._captured:
                     self._packed.zero_()  # no context, empty chunks,
                     shape.split(self._packed[: shape.size])[2].fill_(-1)  # and nothing is stored
@@ -194,10 +204,14 @@ class ModelRunner:
     def _mixed_shape(self, batch: Batch) -> MixedShape:
         """The smallest bucket that holds the batch, or its own sizes."""
         count, tokens, chunks = batch.num_decodes, len(batch.chunks.token_ids), len(batch.chunks.rows)
-        context = max(_context_bucket(batch.max_context), MIXED_CONTEXT_BUCKET)
-        if self.pads and count <= self._row_buckets[-1] and tokens <= TOKEN_BUCKETS[-1] and chunks <= MAX_CHUNKS:
-            return MixedShape.bucket(_bucket(self._row_buckets, count), _bucket(TOKEN_BUCKETS, tokens), context)
-        return MixedShape(count, tokens, chunks, context, batch.chunks.longest)
+        context, longest = max(_context_bucket(batch.max_context), MIXED_CONTEXT_BUCKET), batch.chunks.longest
+        if self.pads and count <= self._row_buckets[-1]:
+            rows = _bucket(self._row_buckets, count)
+            if chunks <= MAX_CHUNKS and tokens <= TOKEN_BUCKETS[-1]:
+                return MixedShape.bucket(rows, _bucket(TOKEN_BUCKETS, tokens), context)
+            if MAX_CHUNKS < chunks <= WIDE_CHUNKS and longest <= WIDE_LONGEST and tokens <= WIDE_TOKEN_BUCKETS[-1]:
+                return MixedShape.wide(rows, _bucket(WIDE_TOKEN_BUCKETS, tokens), context)
+        return MixedShape(count, tokens, chunks, context, longest)
 
     def _mixed(self, packed: Tensor, shape: MixedShape, every: bool = False) -> Tensor:
         """Logits of every decoding row and of every chunk's last token, [rows + chunks, vocabulary], or of every
@@ -215,7 +229,7 @@ class ModelRunner:
     def _kept(self, logits: Tensor) -> Tensor:
         """The logits in a buffer that all graphs of steps with prompts share."""
         if self._mixed_logits is None:
-            count = self._row_buckets[-1] + MAX_CHUNKS
+            count = self._row_buckets[-1] + WIDE_CHUNKS
             self._mixed_logits = torch.empty(count, logits.shape[-1], dtype=logits.dtype, device=self.device)
         return self._mixed_logits[: len(logits)].copy_(logits)
 
