@@ -36,9 +36,8 @@ def our_manager(case: Case) -> Manager2023:
     return Manager2023(case.num_blocks, case.block_size, case.watermark, case.cpu_blocks)
 
 
-def our_chunked(case: Case, rules: v1.RulesV1) -> v1.OurChunked:
-    manager = v1.ManagerV1(case.num_blocks, case.block_size, case.watermark)
-    return v1.OurChunked(v1.SchedulerV1(manager, v1.config(case), rules))
+def our_chunked(case: Case) -> v1.OurChunked:
+    return v1.OurChunked(ChunkedPrefillScheduler(our_manager(case), v1.config(case)))
 
 
 def our_scheduler(case: Case, rules: Rules2023) -> OurScheduler:
@@ -118,7 +117,8 @@ class Schedulers:
             as_it_is += self.difference(case, self.none) is None
         print(f"{self.name}: {len(numbers):,} runs, {seen['steps']:,} steps: equal with the settings on")
         print(f"  {counts(seen)}")
-        print(f"  no setting on: {len(numbers) - as_it_is:,} runs differ; one off, and the first of them:")
+        if self.kinds:
+            print(f"  no setting on: {len(numbers) - as_it_is:,} runs differ; one off, and the first of them:")
         for name, kind in self.kinds.items():
             print(f"  {name:<24} {apart[name]:>5}  vLLM {kind}\n{'':33}{first.get(name, 'not met')}")
         return True
@@ -159,14 +159,12 @@ def compare_v1(numbers: range) -> bool:
     """vLLM V1: the scheduler with its memory manager."""
     published = v1.published()
 
-    def run(case: Case, rules: v1.RulesV1) -> Counter[str]:
+    def run(case: Case, rules: None) -> Counter[str]:
         plain = ChunkedPrefillScheduler(our_manager(case), v1.config(case))
         theirs = v1.TheirV1(published, case)
-        return trials.run(case, trials.taken(case, plain), our_chunked(case, rules), theirs)
+        return trials.run(case, trials.taken(case, plain), our_chunked(case), theirs)
 
-    return Schedulers(f"scheduler of vLLM {v1.VERSION} (V1)", v1.draw, run, v1.RulesV1(), v1.OURS, v1.KINDS).compare(
-        numbers
-    )
+    return Schedulers(f"scheduler of vLLM {v1.VERSION} (V1)", v1.draw, run, None, None, {}).compare(numbers)
 
 
 COMPARISONS = {"2023": compare_2023, "v1": compare_v1}

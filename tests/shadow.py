@@ -425,7 +425,7 @@ class CachingShadow(Shadow):
 
     def __init__(self, scheduler: Scheduler, seed: int, stop_rate: float = 0.0, lookahead: int = 1) -> None:
         super().__init__(scheduler, seed, stop_rate, lookahead)
-        self.prompts: dict[int, list[int]] = {}
+        self.prompts: dict[int, list[int]] = {}  # and the outputs of those of one sequence
         self.manager._hashes = lambda request: block_hashes(self.prompts[request.request_id], self.size)
 
     def register(self, group: SequenceGroup) -> None:
@@ -436,9 +436,18 @@ class CachingShadow(Shadow):
             self.history[seq] = list(prompt)
         self.emitted[group] = 0
 
+    def _emit(self, groups: list[SequenceGroup]) -> None:
+        super()._emit(groups)
+        for group in groups:
+            if group.request.sampling.n == 1:
+                self.prompts[group.request.request_id] = list(self.history[group.seqs[0]])
+
     def _cached_tokens(self, group: SequenceGroup) -> int:
         cached = self.manager.prefix_tokens(group)
-        assert cached < group.request.prompt_tokens and cached % self.size == 0
+        most = group.request.prompt_tokens
+        if group.request.sampling.n == 1:
+            most += self.emitted[group]
+        assert cached < most and cached % self.size == 0
         return cached
 
     def _common_blocks(self) -> set[int]:

@@ -205,43 +205,60 @@ def test_a_setting_that_is_off_is_noticed(name: str) -> None:
 
 def test_every_setting_is_explained() -> None:
     assert [setting.name for setting in fields(Rules2023)] == list(KINDS)
-    assert [setting.name for setting in fields(v1.RulesV1)] == list(v1.KINDS)
 
 
 # Chunked prefill
 
 
-class ChunkIsTooLong(v1.SchedulerV1):
+class ChunkIsTooLong(ChunkedPrefillScheduler):
     def _continue(self, output: SchedulerOutput, group: SequenceGroup, budget: int) -> int:
         return super()._continue(output, group, budget + 1)
 
 
-class OldestIsDrivenOut(v1.SchedulerV1):
+class OldestIsDrivenOut(ChunkedPrefillScheduler):
     def holders(self) -> list[SequenceGroup]:
         return [min(super().holders(), key=by_rank)]
 
 
-def beside_chunked(kind: type[v1.SchedulerV1], rules: v1.RulesV1) -> Callable[[Case], None]:
+class StartsWithItsFirstPart(PagedKVCacheManager):
+    """A prompt starts though not all of it fits."""
+
+    def can_allocate(self, group: SequenceGroup, num_tokens: int) -> bool:
+        return super().can_allocate(group, 1)
+
+
+class WaitsWithWhatItHas(ChunkedPrefillScheduler):
+    """A prompt that finds no block keeps those that it has."""
+
+    def _continue(self, output: SchedulerOutput, group: SequenceGroup, budget: int) -> int:
+        stored, size = self.prefilling[group], self.manager.block_size
+        needed = self.manager.cdiv(min(stored + budget, group.num_stored(self.iteration))) - -(-stored // size)
+        return 0 if needed > self.manager.num_free_blocks else super()._continue(output, group, budget)
+
+
+def beside_chunked(
+    kind: type[ChunkedPrefillScheduler], memory: type[PagedKVCacheManager] = PagedKVCacheManager
+) -> Callable[[Case], None]:
     def compare(case: Case) -> None:
-        manager = v1.ManagerV1(case.num_blocks, case.block_size, case.watermark)
+        manager = memory(case.num_blocks, case.block_size, case.watermark)
         manager.gpu._free.reverse()
-        other = v1.OurChunked(kind(manager, v1.config(case), rules))
+        other = v1.OurChunked(kind(manager, v1.config(case)))
         requests = trials.taken(case, ChunkedPrefillScheduler(oracle.our_manager(case), v1.config(case)))
-        trials.run(case, requests, oracle.our_chunked(case, v1.RulesV1()), other)
+        trials.run(case, requests, oracle.our_chunked(case), other)
 
     return compare
 
 
 def test_chunked_prefill_is_compared_too() -> None:
     cases = [v1.draw(seed) for seed in range(100)]
-    assert list(differences(beside_chunked(v1.SchedulerV1, v1.RulesV1()), cases)) == []
-    for kind, rules in (
-        (ChunkIsTooLong, v1.RulesV1()),
-        (OldestIsDrivenOut, v1.RulesV1()),
-        (v1.SchedulerV1, v1.RulesV1().without("whole_prompt_must_fit")),
-        (v1.SchedulerV1, v1.RulesV1().without("stalled_prompt_restarts")),
+    assert list(differences(beside_chunked(ChunkedPrefillScheduler), cases)) == []
+    for kinds in (
+        (ChunkIsTooLong,),
+        (OldestIsDrivenOut,),
+        (ChunkedPrefillScheduler, StartsWithItsFirstPart),
+        (WaitsWithWhatItHas,),
     ):
-        assert next(differences(beside_chunked(kind, rules), cases), "nothing") != "nothing", (kind, rules)
+        assert next(differences(beside_chunked(*kinds), cases), "nothing") != "nothing", kinds
 
 
 # Renaming

@@ -6,8 +6,8 @@ A long prompt then delays the others' next tokens by one budget's worth of work,
 
 Memory follows the work: a paged prompt gets the blocks of one chunk at a time, as in V1 (a contiguous one holds its
 whole reservation from the first chunk on). When a running sequence finds no block, the newest is driven out and
-recomputed later; there is no swapping. A prompt that finds no blocks for its next chunk waits with what it has. Only if
-nothing decodes, so that nobody would ever make room, is the newest driven out for it.
+recomputed later; there is no swapping. A prompt starts only if all of it would fit now, and takes its blocks chunk by
+chunk. If it finds none for the next one, the last of the prompts under way is driven out: with one, that is itself.
 
 Like `repro.engine.scheduler`, this knows neither time nor tokens' values. It schedules requests of one sequence: V1
 treats n samples as n requests (`samples_of`)."""
@@ -121,6 +121,7 @@ class ChunkedPrefillScheduler(Scheduler):
     def admit(self, output: SchedulerOutput) -> None:
         """Give prompts what decodes have left of the budget: first those under way, then waiting ones."""
         budget = self.config.max_num_batched_tokens - self.running.num_seqs
+        self._served = list(self.running)  # they run in this iteration, so none of them can be driven out any more
         for group in list(self.prefilling):
             if group in self.prefilling:  # not driven out meanwhile
                 budget -= self._continue(output, group, budget)
@@ -141,8 +142,6 @@ class ChunkedPrefillScheduler(Scheduler):
         size = self.manager.block_size
         first_of_blocks = range(self.manager.cdiv(start) * size + 1, end + 1, size)  # token numbers, counted from 1
         while self.manager.grows and len(first_of_blocks) > self.manager.num_free_blocks:
-            if output.num_decode_seqs or output.num_prefill_tokens:
-                return 0
             self.preempt(group, output)
             if group not in self.prefilling:
                 return 0
@@ -162,7 +161,7 @@ class ChunkedPrefillScheduler(Scheduler):
             end = self._end(cached, total, budget)
             if end < total and not self.config.enable_chunked_prefill:
                 return
-            if not self.manager.can_allocate(group, end):
+            if not self.manager.can_allocate(group, total):
                 return
             self.waiting.popleft()
             self.manager.allocate(group, end)
@@ -173,6 +172,7 @@ class ChunkedPrefillScheduler(Scheduler):
     def _compute(self, output: SchedulerOutput, group: SequenceGroup, start: int, end: int) -> None:
         """Schedule tokens start .. end - 1 of a prompt; with its last one the group starts to run."""
         output.num_prefill_tokens += end - start
+        self._served.append(group)
         if end < group.num_stored(self.iteration):
             self.prefilling[group] = end
             output.chunks.append(Prefill(group, end, start))

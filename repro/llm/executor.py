@@ -98,7 +98,7 @@ class TorchExecutor(Executor):
         self.manager, self._replayed_beams = manager, beams
         self.builder = BatchBuilder(manager, self._max_num_seqs, manager.cdiv(self.loaded.config.max_model_len))
         self.finished: dict[int, RequestState] = {}
-        self._submitted: dict[int, RequestState] = {}
+        self._states: dict[int, RequestState] = {}
         self._prefixes: dict[str, np.ndarray] = {}
         self.on_settled: Callable[[Batch], None] | None = None  # told of a step when the host knows its tokens
         self.waited_s = 0.0  # for the device; what else a step takes is the host's own time
@@ -120,11 +120,15 @@ class TorchExecutor(Executor):
         prefix = self._prefixes.get(request.prefix_id, prompt[:0])
         if not np.array_equal(prompt[: len(prefix)], prefix):
             raise UserError(f"{name}: its prompt does not begin with the stored prefix {request.prefix_id!r} it names")
-        self._submitted[request.request_id] = RequestState(request, prompt, stops, first_sample=sample)
+        self._states[request.request_id] = RequestState(request, prompt, stops, first_sample=sample)
+
+    def block_hashes(self, request: Request) -> list[bytes]:
+        """What the blocks of a submitted request hold, for a memory manager that finds them by that."""
+        return self._states[request.request_id].block_hashes(self.manager.block_size)
 
     def forget(self, request_id: int) -> None:
         """The request was taken back, or its result was fetched."""
-        self._submitted.pop(request_id, None)
+        self._states.pop(request_id, None)
         self.finished.pop(request_id, None)
 
     def store_prefix(self, prefix_id: str, token_ids: Items[int] | np.ndarray) -> int:
@@ -191,7 +195,7 @@ class TorchExecutor(Executor):
 
     def _admit(self, group: SequenceGroup) -> None:
         if group not in self.builder.states:
-            state = self._submitted.pop(group.request.request_id)
+            state = self._states[group.request.request_id]
             state.by_seq = dict(zip(group.seqs, state.sequences))
             self.builder.states[group] = state
 

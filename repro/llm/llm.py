@@ -30,7 +30,7 @@ from repro.engine.config import check_block_size
 from repro.engine.events import Event
 from repro.engine.loop import Engine, Observer
 from repro.engine.memory import KVCacheManager
-from repro.engine.memory.prefix_cache import PrefixCachingKVCacheManager, block_hashes
+from repro.engine.memory.prefix_cache import PrefixCachingKVCacheManager
 from repro.engine.sequence import Request
 from repro.errors import UserError
 from repro.llm import models
@@ -117,7 +117,6 @@ class LLM:
         gib_per_block = block_size * config.kv_bytes_per_token / 2**30
         swap_gib = min(self.num_blocks * gib_per_block, 4.0) if swap_gib is None else swap_gib
         self.num_cpu_blocks = int(swap_gib / gib_per_block)
-        self._hashes: dict[int, list[bytes]] = {}  # of the requests of the present call
         self._cache: KVCacheManager | None = None  # the memory manager, where it knows blocks of earlier calls
         self._prompts: deque[np.ndarray] = deque(maxlen=self.num_blocks)  # of earlier calls, which it may know
         store = KVStore(config, self.num_blocks, block_size, self.num_cpu_blocks, loaded.dtype, loaded.device)
@@ -133,7 +132,7 @@ class LLM:
     def _manager(self) -> KVCacheManager:
         """A memory manager that has stored nothing yet."""
         sizes = self.num_blocks, self.block_size, self.loaded.config.max_model_len, self.num_cpu_blocks
-        return self.system.manager(*sizes, lambda request: self._hashes[request.request_id])
+        return self.system.manager(*sizes, lambda request: self.executor.block_hashes(request))
 
     def reset_prefix_cache(self) -> None:
         """Forget the prompts of earlier calls."""
@@ -263,7 +262,7 @@ class LLM:
             next_id += len(requests)
             with one.trying():
                 for sample, request in enumerate(requests):
-                    self._submit(request, one, sample)
+                    self.executor.submit(request, one.ids, sample, one.name)
                     queue.add(request)
                 one.requests = requests
         return common
@@ -277,23 +276,10 @@ class LLM:
         request = Request(first_id, one.arrival_s, *lengths, sampling, prefix_id, one.priority)
         return samples_of(request, first_id) if self.system.splits_samples else [request]
 
-    def _submit(self, request: Request, one: Asked, sample: int) -> None:
-        """Hand a prompt to the executor, and what its blocks hold to the memory manager."""
-        self.executor.submit(request, one.ids, sample, one.name)
-        if self.system.prefix_caching:
-            if one.hashes is None:
-                one.hashes = block_hashes(one.ids, self.block_size)
-            self._hashes[request.request_id] = one.hashes
-
-    def _forget(self, request_id: int) -> None:
-        """The request was taken back, or its result was fetched."""
-        self.executor.forget(request_id)
-        self._hashes.pop(request_id, None)
-
     def _begin(self) -> KVCacheManager:
         """The memory manager of a run, which the executor begins with; it may know blocks of earlier runs."""
         manager = self._cache or self._manager()
-        self._cache, self._hashes = None, {}  # until the run has come to its end
+        self._cache = None  # until the run has come to its end
         if self.system.prefix_caching:
             manager.begin_run()
         self.executor.reset(manager)

@@ -77,7 +77,6 @@ class Asked:
     priority: int
     ids: np.ndarray | None = None
     requests: list[Request] = field(default_factory=list)
-    hashes: list[bytes] | None = None
     error: str | None = None
 
     @property

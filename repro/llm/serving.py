@@ -204,12 +204,12 @@ class Serving:
         requests, answer = self.llm._requests(one, self._next_id, self.seed), Answer(self, one, on_piece)
         try:
             for sample, request in enumerate(requests):
-                self.llm._submit(request, one, sample)
+                self.llm.executor.submit(request, one.ids, sample, one.name)
                 answer._outcomes.append(self._engine.add(request))
                 self._answers[request.request_id] = answer
                 one.requests.append(request)
         except UserError:
-            self.llm._forget(request.request_id)
+            self.llm.executor.forget(request.request_id)
             self._take_back(answer)
             raise
         self._count, self._next_id = self._count + 1, self._next_id + len(requests)
@@ -220,7 +220,7 @@ class Serving:
             if self._answers.pop(request.request_id, None) is not None:
                 with contextlib.suppress(UserError):  # it has ended, and waits for others of its prompt
                     self._engine.abort(request.request_id)
-                self.llm._forget(request.request_id)
+                self.llm.executor.forget(request.request_id)
 
     def _abort(self, answer: Answer, reason: str) -> None:
         if not answer.is_done:
@@ -252,7 +252,7 @@ class Serving:
             states = [executor.finished[one] for one in ids]
             for one in ids:
                 del self._answers[one]
-                self.llm._forget(one)
+                self.llm.executor.forget(one)
             result = result_of(answer._asked, states, answer._outcomes, self.llm.tokenizer)
             if answer._asked.sampling.use_beam_search:
                 for sample, beam in enumerate(result.samples):
@@ -260,4 +260,4 @@ class Serving:
                     answer._deliver(Piece(sample, beam.token_ids[-1], beam.text or "", *reasons))
             answer._end(result)
         for request_id in [one for one in executor.finished if one not in self._answers]:
-            self.llm._forget(request_id)
+            self.llm.executor.forget(request_id)

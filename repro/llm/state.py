@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from repro.engine.memory.prefix_cache import block_hashes
 from repro.engine.sequence import Request, Sequence
 from repro.llm.detokenizer import Detokenizer
 
@@ -90,11 +91,23 @@ class RequestState:
     first_sample: int = 0
 
     def __post_init__(self) -> None:
+        self._hashes: list[bytes] = []
         sampling = self.request.sampling
         self.num_unfinished = sampling.n
         self.sequences = [SequenceState(self, self.first_sample + index) for index in range(sampling.n)]
         self.is_adjusted = sampling.changes_logits and not sampling.use_beam_search
         self.can_stop = bool(self.stops or sampling.stop)
+
+    def block_hashes(self, block_size: int) -> list[bytes]:
+        """What its full blocks hold (`repro.engine.memory.prefix_cache`): of the prompt and, if it has one sequence, of
+        the output so far."""
+        known = len(self.prompt) + (len(self.sequences[0].tokens) if len(self.sequences) == 1 else 0)
+        hashed, full = len(self._hashes), known // block_size
+        if full > hashed:
+            token_ids = self.sequences[0].token_ids(hashed * block_size, full * block_size)
+            before = self._hashes[-1] if self._hashes else None
+            self._hashes += block_hashes(token_ids, block_size, before=before)
+        return self._hashes
 
     @property
     def last_stored(self) -> int:

@@ -30,14 +30,15 @@ def requests_of(
 
 
 def hashes_of(prefix_tokens: int, block_size: int, n: int = 1, stamped: bool = False) -> Hashes:
-    """What the blocks of `requests_of` hold: all prompts begin with the same `prefix_tokens`, the `n` requests of one
-    prompt are alike, and nothing else is. `stamped`: a token of its own stands first in each prompt."""
+    """What the blocks of `requests_of` hold: all prompts begin with the same `prefix_tokens`, the prompts of the `n`
+    requests of one are alike, and nothing else is. `stamped`: a token of its own stands first in each prompt."""
 
     @functools.cache
-    def hashes(prompt: int, num_tokens: int) -> list[bytes]:
-        own = _OWN * (prompt + 1)
+    def hashes(request_id: int, num_prompt: int, num_output: int) -> list[bytes]:
+        own, output = _OWN * (request_id // n + 1), -_OWN * (request_id + 1)
         first = [own] if stamped else []
-        common = range(len(first), min(prefix_tokens, num_tokens))
-        return block_hashes([*first, *common, *range(own + 1, own + 1 + num_tokens - prefix_tokens)], block_size)
+        common = range(len(first), min(prefix_tokens, num_prompt))
+        prompt = [*first, *common, *range(own + 1, own + 1 + num_prompt - prefix_tokens)]
+        return block_hashes([*prompt, *range(output, output + num_output)], block_size)
 
-    return lambda request: hashes(request.request_id // n, request.prompt_tokens)
+    return lambda request: hashes(request.request_id, request.prompt_tokens, request.output_tokens)

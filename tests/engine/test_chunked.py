@@ -77,17 +77,33 @@ def test_paged_blocks_follow_the_chunks_and_a_contiguous_chunk_is_there_at_once(
     assert [(step(scheduler), 64 - manager.num_free_blocks)[1] for _ in range(3)] == [8, 8, 8]
 
 
-def test_a_prompt_under_way_is_the_first_to_be_driven_out_and_starts_again():
+def test_a_prompt_that_finds_no_block_for_its_next_part_is_driven_out_and_starts_again_when_all_of_it_fits():
     scheduler = scheduler_of(request(0, 4, 9), request(1, 12, 1), blocks=4, max_num_seqs=2, max_num_batched_tokens=5)
-    assert [step(scheduler) for _ in range(6)] == [
+    assert [step(scheduler) for _ in range(9)] == [
         ([], [(0, 0, 4), (1, 0, 1)], []),
         ([0], [(1, 1, 5)], []),
-        ([0], [], []),
-        ([0], [], []),
-        ([0], [], []),
         ([0], [], [1]),
+        *[([0], [], [])] * 6,
     ]
-    assert step(scheduler)[1] == [(1, 0, 4)] and scheduler.num_preemptions == 1
+    assert step(scheduler) == ([], [(1, 0, 5)], []) and scheduler.num_preemptions == 1
+
+
+def test_the_last_prompt_under_way_makes_room_for_those_before_it():
+    long = [request(number, 16, 1) for number in range(2)]
+    scheduler = scheduler_of(*long, blocks=6, max_num_batched_tokens=8, long_prefill_token_threshold=4, max_num_seqs=2)
+    assert [step(scheduler) for _ in range(4)] == [
+        *[([], [(0, start, start + 4), (1, start, start + 4)], []) for start in (0, 4, 8)],
+        ([], [(0, 12, 16)], [1]),
+    ]
+    assert [step(scheduler)[1] for _ in range(2)] == [[(1, 0, 4)], [(1, 4, 8)]]
+
+
+def test_a_running_sequence_drives_out_a_prompt_under_way_before_any_that_runs():
+    asks = [request(0, 3, 12), request(1, 3, 12), request(2, 20, 1)]
+    scheduler = scheduler_of(*asks, blocks=8, max_num_batched_tokens=9, max_num_seqs=3)
+    seen = [step(scheduler) for _ in range(12)]
+    driven_out = [number for _, _, preempted in seen for number in preempted]
+    assert driven_out[0] == 2
 
 
 def test_a_stored_prefix_is_not_computed_again():

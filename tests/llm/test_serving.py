@@ -61,7 +61,7 @@ def test_pieces_join_to_what_generate_gives(spoken, system):
             assert (own[-1].finish_reason, own[-1].stop_reason) == (output.finish_reason, output.stop_reason)
             if not sampling.use_beam_search:
                 assert [piece.token_id for piece in own] == output.token_ids
-    assert is_whole(engine) and not engine.executor.finished and not engine._hashes
+    assert is_whole(engine) and not engine.executor.finished
     assert tokens(engine, PROMPTS, asked, seed=0) == [one.token_ids for one in expected]
 
 
@@ -87,7 +87,7 @@ def test_requests_join_while_others_run_and_leave_in_every_state(spoken, system)
                 answers[turn].result(20)
             answers[turn].abort()  # once more does nothing
             answers[kept[0]].abort()  # nor does it after the end
-        assert is_whole(engine) and not engine.executor._submitted and not engine.executor.finished
+        assert is_whole(engine) and not engine.executor._states and not engine.executor.finished
         assert [event.kind for event in serving.events].count("abort") == 1
 
 

@@ -11,7 +11,7 @@ import itertools
 import logging
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +23,6 @@ from published.same import Memory
 from published.sides import memory_of, moves, numbers
 from published.trials import Decision, Outcome
 from repro.engine.chunked import ChunkedPrefillConfig, ChunkedPrefillScheduler
-from repro.engine.memory import PagedKVCacheManager
-from repro.engine.scheduler import SchedulerOutput
 from repro.engine.sequence import Request, SequenceGroup
 
 VERSION = "0.33.0"
@@ -59,53 +57,6 @@ LEFT_OUT = [
 STOP = 0
 #: longer than any request
 LONGEST = 100
-
-
-# What V1 decides otherwise
-
-
-@dataclass(frozen=True)
-class RulesV1:
-    """The settings; `KINDS` has what each stands for."""
-
-    whole_prompt_must_fit: bool = True
-    stalled_prompt_restarts: bool = True
-
-    def without(self, name: str) -> RulesV1:
-        return replace(self, **{name: False})
-
-
-KINDS = {
-    "whole_prompt_must_fit": "starts a prompt only if all of it fits, though it takes the blocks chunk by chunk",
-    "stalled_prompt_restarts": "drives out the prompt under way when that finds no block; ours waits with what it has",
-}
-
-
-#: nothing of V1: our scheduler as it is
-OURS = RulesV1(**dict.fromkeys(KINDS, False))
-
-
-class ManagerV1(PagedKVCacheManager):
-    rules = RulesV1()
-
-    def can_allocate(self, group: SequenceGroup, num_tokens: int) -> bool:
-        if self.rules.whole_prompt_must_fit:
-            num_tokens = group.num_stored(0)  # it waits, so the iteration does not matter
-        return super().can_allocate(group, num_tokens)
-
-
-class SchedulerV1(ChunkedPrefillScheduler):
-    """Our chunked prefill with V1's rules, as far as `rules` has them."""
-
-    def __init__(self, manager: ManagerV1, config: ChunkedPrefillConfig, rules: RulesV1) -> None:
-        super().__init__(manager, config)
-        self.rules = manager.rules = rules
-
-    def _continue(self, output: SchedulerOutput, group: SequenceGroup, budget: int) -> int:
-        taken = super()._continue(output, group, budget)
-        if self.rules.stalled_prompt_restarts and budget > 0 and taken == 0:
-            self.preempt(group, output)
-        return taken
 
 
 # Runs
@@ -150,7 +101,7 @@ def config(case: Case) -> ChunkedPrefillConfig:
 class OurChunked:
     """Our side."""
 
-    def __init__(self, scheduler: SchedulerV1) -> None:
+    def __init__(self, scheduler: ChunkedPrefillScheduler) -> None:
         self.scheduler = scheduler
         self._groups: dict[int, SequenceGroup] = {}
 

@@ -19,7 +19,6 @@ from repro.engine.clock import WallClock
 from repro.engine.config import DEVICES, Deployment
 from repro.engine.loop import Engine, Observer
 from repro.engine.memory import KVCacheManager, PagedKVCacheManager
-from repro.engine.memory.prefix_cache import block_hashes
 from repro.engine.scheduler import Scheduler, SchedulerConfig, SchedulerOutput
 from repro.engine.sequence import Request
 from repro.engine.systems import System
@@ -140,9 +139,7 @@ class WarmEngine:
     def prepare(self, load: Load) -> tuple[KVCacheManager, list[Request]]:
         """The load's memory manager on this pool, with the shared prefix if any, and its requests with prompts."""
         self.use_blocks(load.block_size)
-        hashes: dict[int, list[bytes]] = {}
-        manager = load.manager_on(self.deployment, lambda request: hashes[request.request_id])
-        finds = load.system_on(self.deployment).prefix_caching
+        manager = load.manager_on(self.deployment, self._hashes)
         self.executor.reset(manager, load.parents)
         requests, width = load.requests, load.requests_a_prompt
         prefix = self.store_prefix(load.stored_prefix_tokens)
@@ -150,26 +147,24 @@ class WarmEngine:
             prefix = self._prompt(load.prefix_tokens)
         for first in range(0, len(requests), width):
             prompt = self._prompt(requests[first].prompt_tokens, prefix)
-            found = block_hashes(prompt, load.block_size) if finds else []
             for sample, request in enumerate(requests[first : first + width]):
-                hashes[request.request_id] = found
                 self.executor.submit(request, prompt, sample)
         return manager, requests
 
     def ready(self, chosen: System, requests: list[Request]) -> Scheduler:
         """The system's scheduler over the whole pool, and random prompts for its requests, of one sequence each."""
         longest, used = self.loaded.config.max_model_len, self.executor.manager
-        hashes: dict[int, list[bytes]] = {}
         if chosen.splits_samples:
             chosen = chosen.with_scheduler(max_model_len=longest)
         pool = used.num_blocks, used.block_size, longest
-        manager = chosen.manager(*pool, hashes=lambda request: hashes[request.request_id])
+        manager = chosen.manager(*pool, hashes=self._hashes)
         self.executor.reset(manager)
         for request in requests:
-            prompt = self._prompt(request.prompt_tokens)
-            hashes[request.request_id] = block_hashes(prompt, used.block_size) if chosen.prefix_caching else []
-            self.executor.submit(request, prompt)
+            self.submit(request)
         return chosen.decide(manager)
+
+    def _hashes(self, request: Request) -> list[bytes]:
+        return self.executor.block_hashes(request)
 
     def measure(self, load: Load) -> dict[str, Any]:
         """The load on the real engine; one row, with the device's state and the host's share of the time. Gaps and

@@ -1,8 +1,9 @@
-"""Automatic prefix caching, as vLLM V1 has it: full blocks of prompts are found again by what they hold.
+"""Automatic prefix caching, as vLLM V1 has it: full blocks are found again by what they hold.
 
 A block's hash is chained with that of the block before it, so equal hashes mean equal prefixes. A block keeps its hash
 when its last holder lets it go, and is found until it is handed out for something else; the block free for longest goes
-first. The manager still knows no tokens: `hashes` says what a request's full prompt blocks hold."""
+first. The manager still knows no tokens: `hashes` says what a request's full blocks hold, of its prompt and, where it
+has one sequence, of as much of its output as is known."""
 
 from __future__ import annotations
 
@@ -19,13 +20,14 @@ from repro.engine.memory.paged import PagedKVCacheManager
 from repro.engine.sequence import Request, SequenceGroup
 from repro.errors import UserError
 
-#: the hashes of a request's full prompt blocks, in order
+#: the hashes of a request's full blocks, in order
 Hashes = Callable[[Request], Items[bytes]]
 
 
-def block_hashes(token_ids: Items[int], block_size: int, salt: bytes = b"") -> list[bytes]:
-    """One hash for each full block of a prompt, the same in every process. Prompts with other salts share nothing."""
-    found, before = [], hashlib.sha256(salt).digest()
+def block_hashes(token_ids: Items[int], block_size: int, salt: bytes = b"", before: bytes | None = None) -> list[bytes]:
+    """One hash for each full block of tokens, the same in every process. What has other salts shares nothing. `before`
+    is the hash of the block before them, if there is one."""
+    found, before = [], before or hashlib.sha256(salt).digest()
     for start in range(0, len(token_ids) - block_size + 1, block_size):
         block = array("q", token_ids[start : start + block_size])
         before = hashlib.sha256(before + block.tobytes()).digest()
@@ -34,7 +36,7 @@ def block_hashes(token_ids: Items[int], block_size: int, salt: bytes = b"") -> l
 
 
 class Start(NamedTuple):
-    """What a request found when it started, the last time: `found` tokens of its prompt; `evicted`, of each block that
+    """What a request found when it started, the last time: its first `found` tokens; `evicted`, of each block that
     followed and had been there, the request that took it over (None: one of an earlier run)."""
 
     found: int
@@ -98,11 +100,12 @@ class CachingBlockAllocator(BlockAllocator):
 
 
 class PrefixCachingKVCacheManager(PagedKVCacheManager):
-    """Paged memory in which a request that starts takes over the blocks that hold the beginning of its prompt.
+    """Paged memory in which a request that starts takes over the blocks that hold the beginning of its tokens.
 
-    At least a prompt's last token is computed, since its output is needed; blocks partly filled are never shared. Hits
-    are decided when a group starts and stay its own until it ends, is recomputed or swapped: swapping moves everything.
-    `num_asked` and `num_hit` count prompt tokens of starts, and those that were found; `starts` has each request's."""
+    At least the last token is computed, since its output is needed; blocks partly filled are never shared. Hits are
+    decided when a group starts and stay its own until it ends, is recomputed or swapped: swapping moves everything.
+    `num_asked` and `num_hit` count tokens of groups that start, and those that were found; `starts` has each
+    request's."""
 
     def __init__(
         self, num_blocks: int, block_size: int = 16, watermark: float = 0.01, num_cpu_blocks: int = 0, *, hashes: Hashes
@@ -121,10 +124,17 @@ class PrefixCachingKVCacheManager(PagedKVCacheManager):
     def store_prefix(self, prefix_id: str, num_tokens: int) -> int:
         raise UserError("a prefix cache finds shared prefixes by itself; use the system without it to declare one")
 
+    def _contents(self, group: SequenceGroup, num_tokens: int) -> Items[bytes]:
+        """What the full blocks of the first `num_tokens` hold. Several sequences have their prompt in common alone."""
+        known = num_tokens if group.request.sampling.n == 1 else min(num_tokens, group.request.prompt_tokens)
+        return self._hashes(group.request)[: known // self.block_size]
+
     def _match(self, group: SequenceGroup) -> list[int]:
-        """The blocks that hold the beginning of the group's prompt, but for its last token."""
+        """The blocks that hold the beginning of the tokens of a group that waits, but for the last one."""
         found: list[int] = []
-        for content in self._hashes(group.request)[: (group.request.prompt_tokens - 1) // self.block_size]:
+        several = group.request.sampling.n > 1
+        most = (group.request.prompt_tokens if several else group.num_stored(0)) - 1
+        for content in self._contents(group, most):
             if (block := self.gpu.found.get(content)) is None:
                 break
             found.append(block)
@@ -147,9 +157,9 @@ class PrefixCachingKVCacheManager(PagedKVCacheManager):
     def allocate(self, group: SequenceGroup, num_tokens: int) -> None:
         common, (_, num_shared, num_own) = self._match(group), self.layout(group, num_tokens)
         self._hits[group] = len(common)
-        self.num_asked += group.request.prompt_tokens
+        self.num_asked += group.num_stored(0)
         self.num_hit += len(common) * self.block_size
-        missed = self._hashes(group.request)[len(common) :]
+        missed = self._contents(group, group.num_stored(0))[len(common) :]
         evicted = tuple(self.gpu.evicted[content] for content in missed if content in self.gpu.evicted)
         self.starts[group.request.request_id] = Start(len(common) * self.block_size, evicted)
         self.gpu.taker = group.request.request_id
@@ -163,19 +173,16 @@ class PrefixCachingKVCacheManager(PagedKVCacheManager):
     def append_slots(self, group: SequenceGroup, num_tokens: int) -> list[CacheOp]:
         self.gpu.taker = group.request.request_id
         ops = super().append_slots(group, num_tokens)
-        starts_a_block = (num_tokens - 1) % self.block_size == 0
-        if starts_a_block and num_tokens <= group.request.prompt_tokens + 1:  # of a prompt in parts
+        if (num_tokens - 1) % self.block_size == 0:  # the block before is full
             self._keep(group, (num_tokens - 1) // self.block_size - 1, num_tokens - 1)
         return ops
 
     def _keep(self, group: SequenceGroup, first: int, num_tokens: int) -> None:
-        """From block `first` on, full prompt blocks that hold computed tokens are found from now on: what is computed
-        in an iteration is written before anything in it is read."""
-        full = min(num_tokens, group.request.prompt_tokens) // self.block_size
+        """From block `first` on, full blocks of the first `num_tokens` are found from now on: what is computed in an
+        iteration is written before anything in it is read."""
         table = self._tables[group.seqs[0]]
-        for index, content in enumerate(self._hashes(group.request)[:full]):
-            if index >= first:
-                self.gpu.keep(table[index], content)
+        for block, content in zip(table[first:], self._contents(group, num_tokens)[first:]):
+            self.gpu.keep(block, content)
 
     def free(self, group: SequenceGroup) -> None:
         super().free(group)
