@@ -87,6 +87,9 @@ _DESCRIPTIONS = (
             _option("--passes", "timed runs per pool of vllm and vllm-v1", type=int, default=2),
             _option("--requests", "only the first so many", type=int),
             _option("--batched-tokens", "tokens of an iteration at most (default: each system's own)", type=int),
+            _option(
+                "--watermark", "share of the blocks that starts leave free (default: each system's own)", type=float
+            ),
             _option("--lengths", "CSV file of prompt_tokens,output_tokens", type=Path),
             _option("--workload", "the first requests of a trace, and Table 1's pool", choices=("alpaca", "sharegpt")),
             _option("--plain", "neither CUDA graphs nor torch.compile", action="store_true"),

@@ -10,6 +10,7 @@ import contextlib
 import csv
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -146,6 +147,7 @@ class EndToEnd(Benchmark):
             **{"graphs": self.fast, "compiled": self.fast, "workload": workload, "requests": len(self.load)},
             "lengths_sha256": sha256_text(canonical_json(pairs)) if workload else sha256_file(lengths),
             "batched_tokens": options.batched_tokens,
+            "watermark": options.watermark,
             "device": torch.cuda.get_device_name(),
         }
         self._pools: dict[float, WarmEngine] = {}  # one at a time
@@ -186,6 +188,8 @@ class EndToEnd(Benchmark):
         own = chosen.scheduler.max_num_batched_tokens
         if self.options.batched_tokens and own is not None:  # a static batch has no such budget
             chosen = chosen.with_scheduler(max_num_batched_tokens=self.options.batched_tokens)
+        if self.options.watermark is not None:
+            chosen = replace(chosen, watermark=self.options.watermark)
         durations = Durations()
         seconds, scheduler = run(warm, chosen, self.load, durations)
         tokens, store = sum(request.output_tokens for request in self.load), warm.executor.store
