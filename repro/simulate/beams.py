@@ -8,7 +8,7 @@ not known here."""
 import json
 import random
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +81,7 @@ def recording(kind: str, path: str | Path | None = None) -> Recording:
     if there is none."""
     path = Path(__file__).with_name(FILE) if path is None else Path(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["format"] != FORMAT:
-            raise ValueError(f"format {content['format']!r} is not {FORMAT!r}")
-        texts = {int(width): texts for width, texts in content["parents"][kind].items()}
-        return Recording(kind, texts, content["manifest"])
+        return _parsed(kind, path.read_bytes())
     except (OSError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, UserError):
             raise
@@ -93,6 +89,15 @@ def recording(kind: str, path: str | Path | None = None) -> Recording:
             f"{path} holds no recording of the beams of {kind!r} prompts ({error!r}); make one with `python -m "
             "repro bench beams`"
         ) from error
+
+
+@lru_cache(maxsize=8)  # by content: a file that has changed is parsed anew. Every run of a study asks for its recording
+def _parsed(kind: str, file: bytes) -> Recording:
+    content = json.loads(file.decode())
+    if content["format"] != FORMAT:
+        raise ValueError(f"format {content['format']!r} is not {FORMAT!r}")
+    texts = {int(width): texts for width, texts in content["parents"][kind].items()}
+    return Recording(kind, texts, content["manifest"])
 
 
 @dataclass(frozen=True)
