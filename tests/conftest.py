@@ -24,6 +24,16 @@ settings.register_profile("search", deadline=None)
 settings.load_profile("repeatable")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files marked as heavy, the heaviest first: one that is begun last would keep one core only."""
+
+    def seconds(item: pytest.Item) -> float:
+        mark = item.get_closest_marker("heavy")
+        return mark.args[0] if mark else 0
+
+    items.sort(key=seconds, reverse=True)  # stable: within a file, and among the others, the order stays
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Let torch use one thread: tiny models gain nothing from more, and lose much when other work shares the cores."""

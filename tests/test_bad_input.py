@@ -25,6 +25,8 @@ from repro.harness import experiment, notebook
 from repro.setup.environment import ROOT
 from repro.workloads import lengths_from_csv, make_trace
 
+pytestmark = pytest.mark.heavy(45)
+
 VARIABLES = (
     "JOBS",
     "SCALE",

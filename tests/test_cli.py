@@ -22,6 +22,8 @@ from repro.harness.notebook import read_notebook
 from repro.harness.tables import csv_of
 from repro.report import embedding
 
+pytestmark = pytest.mark.heavy(50)
+
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProject:

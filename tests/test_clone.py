@@ -15,6 +15,8 @@ import pytest
 from repro.harness.parameters import read_parameter_file
 from repro.setup.environment import ROOT
 
+pytestmark = pytest.mark.heavy(20)
+
 ONE = "fig01_memory"  # arithmetic: seconds
 
 

@@ -26,7 +26,7 @@ from repro.bench import run  # noqa: E402
 from repro.bench.serving import calibrate, generate, plan  # noqa: E402
 from repro.bench.serving.warm_engine import WarmEngine  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.heavy(30)]
 
 TIMING = {"sharegpt": plan.Timing(8.0, 28.0, 30.0, 52.0)}
 FEW = ("vllm", "orca-max")

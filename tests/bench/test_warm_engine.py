@@ -26,7 +26,7 @@ from repro.bench.serving import calibrate, client, generate, warm_engine  # noqa
 from repro.bench.serving.warm_engine import Durations, IdleClock, WarmEngine  # noqa: E402
 from repro.llm import models  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.heavy(40)]
 
 
 def tiny():

@@ -30,6 +30,8 @@ from repro.harness.store import locked
 from repro.harness.workers import left_in_flight
 from repro.setup.environment import ROOT
 
+pytestmark = pytest.mark.heavy(30)
+
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProject:
