@@ -5,7 +5,8 @@
 The ways differ in worker processes, hash seed, locale, time zone and the order of experiments and of points. One more
 stands for another type of processor: NumPy and OpenBLAS are kept from using the newer instructions that this one has;
 there values may differ by 1e-9. Experiments that measure wall-clock time are left out, as their rows are never the same
-twice. `make determinism` does all others at SCALE=smoke; the suite does them in the first two ways.
+twice. `make determinism` does all others at SCALE=smoke; the suite does them in the first two ways, of which it takes
+the first as a user does, with the notebooks (tests/harness/test_smoke.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,19 +72,27 @@ def work(stems: Sequence[str], scale: str) -> None:
         run.judge(rows)
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    """What must be equal: rows, figures, sidecars (without what is told about time), the ledger."""
-    found = {}
+def files(folder: Path, without: Collection[str] = ()) -> dict[str, bytes]:
+    """What must be equal: rows, figures, sidecars (without what is told about time) but for those of the experiments
+    `without`, and the ledger. Manifests, executed notebooks and the page tell times and the machine."""
+    found, left_out = {}, set(without)  # the latter by name: experiments and their figures
     for path in sorted(folder.rglob("*")):
         if path.is_dir() or {"points", ".cache"} & set(path.parts) or path.name in ("manifest.json", "machines.json"):
             continue
+        if path.suffix in (".ipynb", ".html", ".css"):
+            continue
         content = path.read_bytes()
         if path.suffix == ".json" and path.name != "claims.json":
-            content = json.dumps(
-                {name: value for name, value in json.loads(content).items() if name != "cheap"}
-            ).encode()
-        found[str(path.relative_to(folder))] = content
-    return found
+            told = json.loads(content)
+            if told.get("experiment") in without:
+                left_out.add(path.stem)
+            content = json.dumps({name: value for name, value in told.items() if name != "cheap"}).encode()
+        found[path.relative_to(folder)] = content
+    return {
+        str(path): content
+        for path, content in found.items()
+        if not {path.parent.name, path.name.partition(".")[0]} & left_out
+    }
 
 
 def run_way(name: str, folder: Path, stems: Sequence[str], scale: str) -> None:
@@ -105,7 +114,7 @@ def run_way(name: str, folder: Path, stems: Sequence[str], scale: str) -> None:
         raise AssertionError(f"{name}: ended with {done.returncode}\n{done.stdout[-3000:]}")
 
 
-def differences(one: Path, other: Path, close: bool) -> list[str]:
+def differences(one: Path, other: Path, close: bool, without: Collection[str] = ()) -> list[str]:
     """The files that differ; with `close` the numbers that do by more than 1e-9."""
     from repro.harness import diff, runs
 
@@ -117,7 +126,7 @@ def differences(one: Path, other: Path, close: bool) -> list[str]:
             for name, found in diff.compare_tables(run.rows, again.rows).items():
                 apart += [f"{stem}, {name}: {text}" for text in [*found.unmatched, *map(str, found.moved)]]
         return apart
-    a, b = files(one), files(other)
+    a, b = files(one, without), files(other, without)
     return [name for name in sorted({*a, *b}) if a.get(name) != b.get(name)]
 
 
