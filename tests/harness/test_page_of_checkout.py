@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,14 +14,28 @@ from repro.cli import main
 from repro.harness import page
 
 
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeProject]:
+    """A project that has drawn its figure and executed its notebook: once, as that starts a kernel and workers."""
+    with pytest.MonkeyPatch.context() as patch:
+        project = FakeProject(tmp_path_factory.mktemp("checkout") / "checkout", patch)
+        views = "views:\n  tiny: {table: runs, x: rate, y: latency, series: seed}\n"
+        project.parameter_file.write_text(project.parameter_file.read_text() + views)
+        assert main(["run", "tiny"]) == 0
+        page.build("paper")
+        yield project
+
+
 @pytest.fixture
-def figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project that has drawn its figure and executed its notebook."""
-    project = FakeProject(tmp_path, monkeypatch)
-    views = "views:\n  tiny: {table: runs, x: rate, y: latency, series: seed}\n"
-    project.parameter_file.write_text(project.parameter_file.read_text() + views)
-    assert main(["run", "tiny"]) == 0
-    return page.build("paper").parent
+def figures(project: FakeProject, tmp_path: Path) -> Iterator[Path]:
+    """The project's figures, which with its results are afterwards as they were."""
+    made = ("figures", "results")
+    for name in made:
+        shutil.copytree(project.folder / name, tmp_path / name)
+    yield project.folder / "figures"
+    for name in made:
+        shutil.rmtree(project.folder / name)
+        shutil.copytree(tmp_path / name, project.folder / name)
 
 
 def problems() -> dict[str, str]:
