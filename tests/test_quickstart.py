@@ -19,6 +19,8 @@ from repro.engine.scheduler import Scheduler
 from repro.engine.sequence import Request, SamplingParams
 from repro.report.diagrams import BlockTables, draw
 
+pytestmark = pytest.mark.heavy(35)
+
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "quickstart.ipynb"
 
 

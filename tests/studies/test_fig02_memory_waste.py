@@ -2,12 +2,11 @@
 paper's."""
 
 import os
-import subprocess
-import sys
 
 import nbformat
 import pytest
 from loads import parameters
+from nbclient import NotebookClient
 
 from repro.engine.config import DEPLOYMENTS
 from repro.engine.systems import system
@@ -105,31 +104,18 @@ print("internal", round(usage.loc["orca-mine", "internal"], 6), sorted(figures))
     outputs = []
     for factor in (3, 4, 4):
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.format(factor=factor))])
-        path = tmp_path / f"mine{len(outputs)}.ipynb"
-        nbformat.write(notebook, path)
         environ = os.environ | {
             "REPRO_RESULTS_DIR": str(tmp_path / "results"),
             "REPRO_FIGURES_DIR": str(tmp_path / "figures"),
         }
-        done = subprocess.run(
-            [sys.executable, "-c", _EXECUTE, str(path)], cwd=ROOT, env=environ, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        outputs.append(done.stdout)
+        NotebookClient(notebook, kernel_name="python3").execute(cwd=ROOT, env=environ)  # raises a cell's error
+        texts = (output for one in notebook.cells for output in one.outputs if output.output_type == "stream")
+        outputs.append("".join(output.text for output in texts))
     assert "6 computed" in outputs[0]
     assert "3 computed" in outputs[1]  # orca-max's three points are kept
     assert "6/6 points, all kept" in outputs[2]
     reserved = [float(text.split("internal ")[1].split()[0]) for text in outputs]
     assert 0 < reserved[0] < reserved[1] == reserved[2]
-
-
-_EXECUTE = """
-import sys, nbformat
-from nbclient import NotebookClient
-notebook = nbformat.read(sys.argv[1], 4)
-NotebookClient(notebook, kernel_name="python3").execute()
-print("".join(o.text for c in notebook.cells for o in c.outputs if o.output_type == "stream"))
-"""
 
 
 @pytest.mark.parametrize(

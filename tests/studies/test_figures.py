@@ -11,6 +11,8 @@ from repro.harness import experiment
 from repro.harness.tables import Rows
 from repro.report import plotting
 
+pytestmark = pytest.mark.heavy(20)
+
 FOLDER = paths.root() / "figures"
 STEMS = paths.folders().stems()
 RESERVED = {plotting.STYLE[name].color.lower() for name in ("vllm", "orca-max")}
