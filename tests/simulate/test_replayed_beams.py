@@ -71,6 +71,19 @@ def test_files_that_are_no_recordings_are_refused_by_name(tmp_path):
         recording("chat", path).parents(0, 4, 0)
 
 
+def test_a_recording_is_parsed_once_and_anew_when_its_file_changes(tmp_path):
+    path = tmp_path / FILE
+    for text, parents in (("01", None), ("00", [0, 0]), ("11", [1, 1]), ("00", [0, 0])):  # equally long, at once
+        path.write_text(json.dumps({"format": FORMAT, "manifest": {}, "parents": {"chat": {"2": [text]}}}))
+        found = recording("chat", path)
+        assert found.parents(0, 2, 0) == parents and recording("chat", path) is found
+        with pytest.raises(UserError, match="no recording of the beams of 'text'"):
+            recording("text", path)
+    path.unlink()
+    with pytest.raises(UserError, match=FILE):
+        recording("chat", path)
+
+
 def test_parents_are_read_from_the_log_of_an_engine():
     """Admitted in iteration 5: first tokens after it, the first decoding step is iteration 6, whose fork is logged at
     7."""
