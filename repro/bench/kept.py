@@ -45,6 +45,14 @@ def find(gpu: str, kind: str, needs: str | None = None) -> tuple[Path, str]:
     return folder / (DEFAULT if gpu == AUTO else gpu) / kind / f"{kind}.csv", "recorded"
 
 
+def recordings(gpu: str, kind: str, needs: str | None = None) -> list[tuple[Path, str]]:
+    """The file that `find` gives and, of recorded rows, those of later recordings, in folders beside it such as
+    serving_v1: a prediction needs the step times of the same hour."""
+    first, evidence = find(gpu, kind, needs)
+    later = sorted(first.parent.parent.glob(f"{kind}_*/{first.name}")) if evidence == "recorded" else []
+    return [(path, evidence) for path in (first, *later)]
+
+
 def given(gpu: str, kind: str, needs: str | None = None) -> dict[str, Any] | None:
     """The same as arguments of a point that reads the file; None if it is not there, or for NONE."""
     if gpu == NONE:

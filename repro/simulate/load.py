@@ -26,6 +26,7 @@ from repro.engine.sequence import Request, SamplingParams
 from repro.engine.systems import System, of_today, system
 from repro.errors import UserError
 from repro.simulate.beams import KINDS, recording
+from repro.simulate.clock import QueuedClock
 from repro.simulate.executor import SimulatedExecutor
 from repro.simulate.metrics import PIECES, BatchAverage, TokenGaps, UsageSamples, normalized_latency_s
 from repro.simulate.panels import system_for
@@ -205,6 +206,21 @@ class Window(Observer):
         return self.tokens / np.diff(self.edges)
 
 
+class FirstTokens(Observer):
+    """When requests that arrive from `start_s` on have their first token (s)."""
+
+    def __init__(self, start_s: float) -> None:
+        self.start_s = start_s
+        self.times: dict[Request, float] = {}
+
+    def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
+        now = getattr(engine.clock, "known_s", engine.clock.now)
+        for prefill in output.prefills:
+            request = prefill.group.request
+            if request.arrival_s >= self.start_s:
+                self.times.setdefault(request, now)
+
+
 def run(
     load: Load,
     deployment: Deployment,
@@ -217,16 +233,15 @@ def run(
     scheduler = load.system_on(deployment).decide(manager)
     window, batch = Window(load.warm_s, load.stop_s), BatchAverage(load.warm_s, load.stop_s)
     usage = UsageSamples(load.warm_s, load.stop_s, interval_s=0.1)
-    gaps = TokenGaps(load.warm_s, load.stop_s)
-    engine = Engine(scheduler, executor, clock, [window, batch, usage, gaps])
+    gaps, firsts = TokenGaps(load.warm_s, load.stop_s), FirstTokens(load.warm_s)
+    engine = Engine(scheduler, executor, clock, [window, batch, usage, gaps, firsts])
     outcomes = engine.run(requests, load.end_s)
     mean, half = window.rates.mean(), _T_95 * window.rates.std(ddof=1) / math.sqrt(NUM_PARTS)
     finished = [outcome for outcome in outcomes if load.warm_s <= outcome.finish_s < load.stop_s]
     asked = asdict(load) | {"beams": int(load.beams), "prefix_cache": int(load.prefix_cache)}
     later = ("beams", "prefix_tokens", "block_size", "preemption", "budget", "prefix_cache")
     more = {name: asked.pop(name) for name in later}
-    first = [one.first_token_s - one.request.arrival_s for one in outcomes if one.request.arrival_s >= load.warm_s]
-    first = [seconds for seconds in first if seconds == seconds]  # those that had one
+    first = [seconds - request.arrival_s for request, seconds in firsts.times.items()]
     return {
         "kind": load.kind,
         **asked,
@@ -276,9 +291,13 @@ def _mark(load: Load, window: Window, outcomes: list[Outcome]) -> str:
 
 
 def predict(load: Load, deployment: Deployment, steps: StepTimes) -> dict[str, Any]:
-    """The same run in virtual time: scheduler and memory decide as always, `steps` says how long they take."""
+    """The same run in virtual time: scheduler and memory decide as always, `steps` says how long they take.
+
+    On a GPU (`steps.padded`) an iteration is decided while the one before it runs, but for beams, whose next step
+    depends on their tokens."""
     manager = load.manager_on(deployment)
     if load.stored_prefix_tokens:
         manager.store_prefix(PREFIX, load.stored_prefix_tokens)
-    row = run(load, deployment, SimulatedExecutor(steps, load.parents), VirtualClock(), manager, load.requests)
+    clock = QueuedClock() if steps.padded and not load.beams else VirtualClock()
+    row = run(load, deployment, SimulatedExecutor(steps, load.parents), clock, manager, load.requests)
     return row | {"evidence": "modelled", "device": steps.name}

@@ -65,9 +65,12 @@ class Params(Parameters):
 
 
 def points(params: Params) -> list[Point]:
-    path, evidence = kept.find(params.gpu, kept.SERVING, needs="step")
-    found = measured.runs(path, evidence, KINDS) if measured.runs(path, evidence, ("step",)) else []
-    on_gpu = [Point(predicted, {"path": path, "evidence": evidence, "key": row["key"]}, "runs") for row in found]
+    on_gpu = [
+        Point(predicted, {"path": path, "evidence": evidence, "key": row["key"]}, "runs")
+        for path, evidence in kept.recordings(params.gpu, kept.SERVING, needs="step")
+        if measured.runs(path, evidence, ("step",))
+        for row in measured.runs(path, evidence, KINDS)
+    ]
     return [*on_gpu, Point(measured_here, params.model_dump(exclude={"gpu"}), "runs", weight=100.0, alone=True)]
 
 

@@ -14,8 +14,9 @@ from repro.engine.sequence import Request, SamplingParams
 from repro.engine.systems import SYSTEMS
 from repro.errors import UserError
 from repro.simulate import load
+from repro.simulate.clock import QueuedClock
 from repro.simulate.executor import SimulatedExecutor
-from repro.simulate.load import GREEDY, NUM_PARTS, Load, Window, predict, run
+from repro.simulate.load import GREEDY, NUM_PARTS, FirstTokens, Load, Window, predict, run
 from repro.simulate.metrics import PIECES
 from repro.simulate.step_times import StepTimes
 
@@ -259,3 +260,41 @@ def test_a_window_in_which_nothing_happens_has_no_numbers_that_are_none():
 def test_a_load_that_cannot_be_is_refused(bad, named):
     with pytest.raises(UserError, match=named):
         Load(**(dict(system="vllm", workload="alpaca", rate=None, warm_s=1.0, stop_s=3.0) | bad))
+
+
+# An engine that queues a step ahead
+
+
+def test_a_queued_clock_decides_an_iteration_while_the_one_before_it_runs():
+    clock = QueuedClock()
+    clock.spend([2.0])
+    assert clock.now == pytest.approx(0.0, abs=1e-6) and clock.known_s == 2.0
+    clock.spend([3.0])
+    assert (clock.now, clock.known_s) == (2.0, 5.0)
+    clock.spend([1.0, 1.0, 1.0])  # three together: the last of them runs
+    assert (clock.now, clock.known_s) == (7.0, 8.0)
+    clock.wait_until(20.0)
+    clock.spend([4.0])
+    assert clock.now == pytest.approx(20.0) and clock.known_s == 24.0
+
+
+def test_a_request_waits_for_the_iterations_that_are_queued_already():
+    """Steps of a second: one that arrives half-way through a step joins the second step after it."""
+    firsts = []
+    for clock in (VirtualClock(), QueuedClock()):
+        seen = FirstTokens(0.0)
+        scheduler = Scheduler(Load("vllm", "alpaca", None, 0.0, 1.0).manager_on(DEPLOYMENT), SchedulerConfig())
+        late = Request(1, 4.5, 10, 3, GREEDY)
+        Engine(scheduler, SimulatedExecutor(constant(1.0)), clock, [seen]).run([Request(0, 0.0, 10, 20, GREEDY), late])
+        firsts.append(seen.times[late])
+    assert firsts == [6.0, 7.0]
+
+
+def test_iterations_advanced_together_are_decided_as_single_ones_also_when_queued():
+    asked = Load("vllm-v1", "alpaca", 20.0, **WINDOW)
+    rows = [
+        run(asked, DEPLOYMENT, executor(constant(0.03)), QueuedClock(), asked.manager_on(DEPLOYMENT), asked.requests)
+        for executor in (SimulatedExecutor, OneByOne)
+    ]
+    assert rows[0]["first_token_median_s"] == pytest.approx(rows[1]["first_token_median_s"])
+    assert rows[0]["preemptions"] == rows[1]["preemptions"]
