@@ -21,7 +21,6 @@
     recorder    what a run is watched for
     status      what an operator reads while it runs
     missed      why a prompt was not found in the prefix cache
-    driver      one thread that steps an engine
     serving     an engine that is fed while it runs
     llm         LLM, the face of all this
 

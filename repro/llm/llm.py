@@ -209,20 +209,26 @@ class LLM:
         """The model's answer to a conversation, or to each of several: messages with a `role` and a `content`.
 
         They become prompts by the model's own chat template; `options` as for `generate`, but no `prefix`."""
+        if "prefix" in options:
+            raise UserError("chat takes no prefix; put what the conversations share into their messages")
+        prompts = self.chat_prompts(messages)
+        made = self.generate([ids for _, ids in prompts], sampling, **options)
+        results = [dataclasses.replace(result, prompt=text) for result, (text, _) in zip(made, prompts)]
+        return dataclasses.replace(made, results=results)
+
+    def chat_prompts(self, messages: list[dict[str, str]] | list[list[dict[str, str]]]) -> list[tuple[str, list[int]]]:
+        """A conversation, or each of several, as a prompt by the model's chat template: the text, and its token ids.
+
+        UserError if the model has no template, or its template refuses the messages."""
         conversations = conversations_of(messages)
         if not getattr(self.tokenizer, "chat_template", None):
             raise UserError(f"{self.loaded.config.name} has no chat template; use generate with prompts of your own")
-        if "prefix" in options:
-            raise UserError("chat takes no prefix; put what the conversations share into their messages")
         try:
             how = {"tokenize": False, "add_generation_prompt": True}
             texts = [self.tokenizer.apply_chat_template(one, **how) for one in conversations]
         except Exception as error:  # a template refuses, for instance, an order of roles in a way of its own
             raise UserError(f"the chat template of {self.loaded.config.name} refuses the messages: {error}") from None
-        ids = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-        made = self.generate(ids, sampling, **options)
-        results = [dataclasses.replace(result, prompt=text) for result, text in zip(made, texts)]
-        return dataclasses.replace(made, results=results)
+        return [(text, self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
 
     @user_facing
     def serving(self, *, seed: int | None = None, status_every_s: float | None = None) -> Serving:

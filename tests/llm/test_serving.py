@@ -96,9 +96,9 @@ def test_an_abort_frees_memory_before_the_next_iteration(spoken):
     with engine.serving() as serving:
         first = serving.add([5] * 20, LONG)
         next(iter(first))
-        free = serving._driver.call(lambda: engine.executor.manager.num_free_blocks)
+        free = serving.driver.call(lambda: engine.executor.manager.num_free_blocks)
         first.abort()
-        assert free < 17 and serving._driver.call(lambda: engine.executor.manager.num_free_blocks) == 17
+        assert free < 17 and serving.driver.call(lambda: engine.executor.manager.num_free_blocks) == 17
         assert len(serving.add([6] * 20, LONG).result(20).token_ids[0]) == 40
 
 
@@ -155,7 +155,7 @@ def test_what_cannot_be_is_refused_and_the_engine_goes_on(spoken):
                 serving.add(prompt, sampling)
         assert len(serving.add([4], SamplingParams(temperature=0, max_tokens=3)).result(20).token_ids[0]) == 3
         with pytest.raises(UserError, match="ask afterwards"):
-            serving._driver.call(lambda: engine.generate([[1]], LONG))
+            serving.driver.call(lambda: engine.generate([[1]], LONG))
     with pytest.raises(UserError, match="this engine has ended; begin another one"):
         serving.add([4])
     assert is_whole(engine)
@@ -188,8 +188,7 @@ def test_an_engine_that_fails_tells_all_that_wait(spoken, monkeypatch):
     engine = engine_of(spoken)
     with engine.serving() as serving:
         monkeypatch.setattr(engine.executor.runner, "decode", lambda batch: 1 / 0)
-        answers = [serving.add(prompt, LONG) for prompt in PROMPTS]
-        for answer in answers:
+        for answer in serving.add_all(PROMPTS, [LONG] * 6, 0).result():  # all of them before the next iteration
             with pytest.raises(ZeroDivisionError):
                 answer.result(20)
         with pytest.raises(UserError, match="has ended"):

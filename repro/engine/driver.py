@@ -10,6 +10,10 @@ from repro.engine.loop import Engine
 from repro.errors import UserError
 
 
+class EngineEnded(UserError):
+    """Nothing more runs here."""
+
+
 class Driver:
     """`open_engine` gives the engine; its context is entered and left in the thread. `after_step` is called after each
     iteration, `at_end` once, when nothing more will run, with the error that ended it or None.
@@ -32,11 +36,11 @@ class Driver:
         self._ready.result()
 
     def later(self, work: Callable[[], Any]) -> Future[Any]:
-        """Have something done between two iterations; what it returns or raises. UserError if the engine has ended."""
+        """Have something done between two iterations; what it returns or raises. EngineEnded if the engine has."""
         done: Future[Any] = Future()
         with self._changed:
             if self._has_ended:
-                raise UserError("this engine has ended; begin another one")
+                raise EngineEnded("this engine has ended; begin another one")
             self._inbox.append((work, done))
             self._changed.notify()
         return done
@@ -66,7 +70,7 @@ class Driver:
             inbox, self._inbox = self._inbox, []
         self._at_end(failure)
         for _, done in inbox:
-            done.set_exception(failure or UserError("this engine has ended; begin another one"))
+            done.set_exception(failure or EngineEnded("this engine has ended; begin another one"))
         if not self._ready.done():
             self._ready.set_exception(failure)
 

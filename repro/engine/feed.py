@@ -1,0 +1,261 @@
+"""An engine that is fed while it runs, for whatever executor: which requests are whose, and what has come of them.
+
+A real engine (`repro.llm.serving`) and a simulated server's (`repro.server.simulated`) are both a `Feed`. What a
+token is, is theirs: here a `Piece` is only passed on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from repro.engine.driver import Driver
+from repro.engine.loop import Engine, Outcome
+from repro.engine.sequence import Request
+from repro.errors import UserError
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One token of sample number `sample`. `text` is what can be said for certain now: none while a character or a stop
+    text may be incomplete; a sample's pieces join to its text. The last piece has the reason (see `Sample`). A beam has
+    this one piece, with all of its text. `logprob` and `best_logprobs` are the token's (see `Sample`)."""
+
+    sample: int
+    token_id: int
+    text: str
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprob: float | None = None
+    best_logprobs: dict[int, float] | None = None
+
+
+class QueueFull(UserError):
+    """Too many requests wait; the same request may be given again later."""
+
+
+class Watcher(Protocol):
+    """Is told in the engine's thread how each of its requests ends: "stop", "length" or "abort"."""
+
+    def ended(self, request: Request, outcome: Outcome, reason: str) -> None: ...
+
+
+class Handle(Generic[R]):
+    """What comes of one call, for any thread: its pieces in the order in which they come, then `result`."""
+
+    def __init__(self, feed: Feed, name: str, on_piece: Callable[[Piece], None] | None = None) -> None:
+        self.name, self.requests, self.outcomes = name, list[Request](), list[Outcome]()
+        self.pieces: list[Piece] = []
+        self.wakers: list[Callable[[], None]] = []  # called when something has come
+        self.on_piece = on_piece
+        self._feed = feed
+        self._result: Future[R] = Future()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more will come."""
+        return self._result.done()
+
+    def result(self, timeout_s: float | None = None) -> R:
+        """All of it, waited for. UserError if the request was taken back; what has ended the engine, if that has;
+        TimeoutError."""
+        return self._result.result(timeout_s)
+
+    def abort(self) -> None:
+        """Take the request back. Nothing happens if it has ended."""
+        if not self.is_done:
+            self._feed.driver.call(lambda: self._feed.take_back(self, f"{self.name} was taken back"))
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of its prompt."""
+        return self.requests[0].prompt_tokens
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens that have come so far, of all its samples."""
+        return len(self.pieces)
+
+    def give_up(self) -> None:
+        """The same without waiting, and without a word if the engine has ended."""
+        if not self.is_done:
+            with contextlib.suppress(UserError):
+                self._feed.driver.later(lambda: self._feed.take_back(self, f"{self.name} was given up"))
+
+    def __iter__(self) -> Iterator[Piece]:
+        changed, place = threading.Event(), 0
+        self.wakers.append(changed.set)
+        while place < len(self.pieces) or not self.is_done:
+            changed.clear()
+            if place < len(self.pieces):
+                yield self.pieces[place]
+                place += 1
+            elif not self.is_done:
+                changed.wait()
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        """The same for asyncio. An iteration that is given up takes the request back."""
+        async with contextlib.aclosing(together([self])) as pieces:
+            async for _, piece in pieces:
+                yield piece
+
+    # In the engine's thread
+
+    def deliver(self, piece: Piece) -> None:
+        """A piece has come."""
+        self.pieces.append(piece)
+        if self.on_piece is not None:
+            self.on_piece(piece)
+        self._wake()
+
+    def end(self, result: R | Exception | None) -> None:
+        """Nothing more will come."""
+        self._result.set_exception(result) if isinstance(result, Exception) else self._result.set_result(result)
+        self._wake()
+
+    def _wake(self) -> None:
+        for waker in list(self.wakers):
+            with contextlib.suppress(RuntimeError):  # its event loop is closed
+                waker()
+
+
+async def together(handles: list[Handle]) -> AsyncIterator[tuple[int, Piece]]:
+    """The pieces of several handles as they come, each with its handle's place. One that is given up takes all back."""
+    loop, changed, places = asyncio.get_running_loop(), asyncio.Event(), [0] * len(handles)
+    for handle in handles:
+        handle.wakers.append(lambda: loop.call_soon_threadsafe(changed.set))
+    try:
+        while True:
+            changed.clear()
+            are_done = all(handle.is_done for handle in handles)  # before the pieces: no more come after it
+            for index, handle in enumerate(handles):
+                while places[index] < len(handle.pieces):
+                    places[index] += 1
+                    yield index, handle.pieces[places[index] - 1]
+            if are_done:
+                return
+            await changed.wait()
+    finally:
+        for handle in handles:
+            handle.give_up()
+
+
+class Feed:
+    """Requests by number, and the handle that each belongs to. A subclass opens the engine, and says when one ends.
+
+    `max_waiting`: as many requests may wait in the queue; who comes then is refused (None: nobody is)."""
+
+    engine: Engine
+    driver: Driver
+
+    def __init__(self, watcher: Watcher | None = None, max_waiting: int | None = None) -> None:
+        self.handles: dict[int, Handle] = {}  # by the number of each of its requests
+        self._watcher, self._max_waiting, self.next_id = watcher, max_waiting, 0
+
+    def open_engine(self) -> contextlib.AbstractContextManager[Engine]:
+        """The engine, for as long as the context lasts."""
+        raise NotImplementedError
+
+    def after_step(self) -> None:
+        """Ends the handles whose requests have ended."""
+        raise NotImplementedError
+
+    def submit(self, handle: Handle, request: Request, sample: int) -> None:
+        """Sample number `sample` of a handle is about to be queued as `request`; UserError if it cannot be run."""
+        raise NotImplementedError
+
+    def forget(self, request_id: int) -> None:
+        """A request was taken back, or its result was fetched."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Begin, in a thread of its own; raises what `open_engine` raises."""
+        self.driver = Driver(self.open_engine, self.after_step, self._end)
+
+    def drain(self) -> None:
+        """Wait until all that was added has ended."""
+        for handle in set(self.handles.values()):
+            handle._result.exception()
+
+    def close(self) -> None:
+        """Take back what has not finished, and end."""
+        self.driver.close()
+
+    def later_all(self, adding: list[Callable[[], Handle]]) -> Future[list[Handle]]:
+        """Have all of these queued between two iterations, or none of them. QueueFull if as many wait as may."""
+
+        def add() -> list[Handle]:
+            waiting = len(self.engine.scheduler.waiting)
+            if self._max_waiting is not None and waiting >= self._max_waiting:
+                raise QueueFull(f"{waiting} requests wait, and no more than {self._max_waiting} may; try again later")
+            added: list[Handle] = []
+            try:
+                for one in adding:
+                    added.append(one())
+            except UserError as error:
+                for handle in added:
+                    self.take_back(handle, str(error))
+                raise
+            return added
+
+        return self.driver.later(add)
+
+    # In the engine's thread
+
+    def queue(self, handle: Handle, requests: list[Request]) -> None:
+        """Add a handle's requests, numbered from `next_id` on, or none of them: UserError if one cannot be run."""
+        try:
+            for sample, request in enumerate(requests):
+                self.submit(handle, request, sample)
+                handle.outcomes.append(self.engine.add(request))
+                self.handles[request.request_id] = handle
+                handle.requests.append(request)
+        except UserError:
+            self.forget(request.request_id)
+            self._remove(handle)
+            raise
+        self.next_id += len(requests)
+
+    def take_back(self, handle: Handle, reason: str) -> None:
+        """End a handle before its time; nothing happens if it has ended."""
+        if not handle.is_done:
+            self._remove(handle)
+            handle.end(UserError(reason))
+
+    def take_back_all(self, reason: str) -> None:
+        for handle in set(self.handles.values()):
+            self.take_back(handle, f"{handle.name} was taken back: {reason}")
+
+    def complete(self, request: Request, outcome: Outcome, reason: str) -> None:
+        """A request has come to its end, and its tokens are known."""
+        del self.handles[request.request_id]
+        self.forget(request.request_id)
+        if self._watcher is not None:
+            self._watcher.ended(request, outcome, reason)
+
+    def callback_failed(self, handle: Handle, error: Exception) -> None:
+        """A user's `on_piece` has raised: its own request ends, between two iterations."""
+        handle.on_piece = None
+        reason = f"{handle.name} was taken back: its on_piece raised {type(error).__name__}: {error}"
+        self.driver.later(lambda: self.take_back(handle, reason))
+
+    def _remove(self, handle: Handle) -> None:
+        for request, outcome in zip(handle.requests, handle.outcomes):
+            if self.handles.pop(request.request_id, None) is None:
+                continue
+            with contextlib.suppress(UserError):  # it has ended, and waits for others of its prompt
+                self.engine.abort(request.request_id)
+                if self._watcher is not None:
+                    self._watcher.ended(request, outcome, "abort")
+            self.forget(request.request_id)
+
+    def _end(self, failure: Exception | None) -> None:
+        for handle in set(self.handles.values()):
+            handle.end(failure)
+        self.handles.clear()
