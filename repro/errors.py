@@ -18,11 +18,15 @@ class UserError(Brief, ValueError):
 
 #: What a light set-up leaves out, as `import` names it.
 _MODELS = {"accelerate", "datasets", "gguf", "torch", "transformers", "triton"}
+#: What an installation without the extra `server` lacks.
+_SERVER = {"fastapi", "prometheus_client", "starlette", "uvicorn"}
 
 
 def left_out(error: ModuleNotFoundError) -> Exception:
     """What to raise for a package that is not there: a UserError if a light set-up leaves it out, else the error."""
     package = (error.name or "").partition(".")[0]
+    if package in _SERVER:
+        return UserError(f"the server needs {package}, which is not installed; run `make setup`, which adds it")
     if package not in _MODELS:
         return error
     return UserError(f"this needs {package}, which a light set-up leaves out; run `make setup`, which adds it")

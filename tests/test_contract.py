@@ -20,7 +20,7 @@ LAYERS = (
     {"engine"},
     {"workloads", "kernels", "setup"},
     {"simulate", "llm"},
-    {"bench"},
+    {"bench", "server"},
     {"report", "explore"},
     {"harness"},
     {"studies"},

@@ -1,0 +1,105 @@
+"""What the endpoints ask of an engine: a real model's, or a simulated one."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Protocol
+
+from repro.engine.config import Deployment
+from repro.engine.feed import Feed, Handle
+from repro.engine.systems import System
+from repro.sampling_params import SamplingParams
+from repro.server import words
+from repro.server.metrics import Metrics
+from repro.server.simulated import SimulatedServing
+from repro.simulate.cost_model import CostModel
+
+if TYPE_CHECKING:
+    from repro.llm import LLM
+
+
+class Backend(Protocol):
+    """`about` says in a line what runs. `max_model_len` bounds prompt and output together, in tokens."""
+
+    name: str
+    about: str
+    max_model_len: int
+    feed: Feed
+    metrics: Metrics
+
+    def encode(self, prompt: object, name: str) -> list[int]:
+        """A text, or a list of token ids, as token ids. UserError for anything else."""
+
+    def render(self, messages: list[dict[str, str]]) -> list[int]:
+        """A conversation as a prompt. UserError if that cannot be."""
+
+    def token_text(self, token_id: int) -> str:
+        """One token as text."""
+
+    def add_all(self, prompts: list[list[int]], sampling: list[SamplingParams], priority: int) -> Future[list[Handle]]:
+        """Queue prompts, all or none of them; errors as of `Feed.later_all`."""
+
+
+class RealBackend:
+    """`LLM.serving`, from now until its feed is closed."""
+
+    def __init__(self, llm: LLM, *, max_waiting: int | None = None, with_events: bool = False) -> None:
+        from repro.llm.requests import Encoder
+        from repro.llm.serving import Serving
+
+        self.name, self.max_model_len = llm.loaded.config.name, llm.loaded.config.max_model_len
+        self.about = llm.boot_line
+        self._llm, self._encoder, self.metrics = llm, Encoder(llm.loaded), Metrics(self.name)
+        watching = {"watcher": self.metrics, "max_waiting": max_waiting, "with_events": with_events}
+        self.feed = Serving(llm, observers=(self.metrics,), **watching)
+        self.metrics.begin(self.feed.engine)
+
+    def encode(self, prompt: object, name: str) -> list[int]:
+        return self._encoder.encode(prompt, name).tolist()
+
+    def render(self, messages: list[dict[str, str]]) -> list[int]:
+        return self._llm.chat_prompts(messages)[0][1]
+
+    def token_text(self, token_id: int) -> str:
+        return "" if self._llm.tokenizer is None else self._llm.tokenizer.decode([token_id])
+
+    def add_all(self, prompts: list[list[int]], sampling: list[SamplingParams], priority: int) -> Future[list[Handle]]:
+        return self.feed.add_all(prompts, sampling, priority)
+
+
+class SimulatedBackend:
+    """A deployment that is not there: see `repro.server.simulated`."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        system: System,
+        cost_model: CostModel,
+        block_size: int = 16,
+        *,
+        seed: int | None = None,
+        max_waiting: int | None = None,
+        events: list | None = None,
+    ) -> None:
+        self.name, self.max_model_len = deployment.model.name, deployment.model.max_model_len
+        self.metrics = Metrics(self.name)
+        watching = {"observers": (self.metrics,), "watcher": self.metrics, "max_waiting": max_waiting}
+        self.feed = SimulatedServing(deployment, system, cost_model, block_size, seed=seed, events=events, **watching)
+        self.metrics.begin(self.feed.engine)
+        blocks = self.feed.manager.num_blocks
+        self.about = (
+            f"{self.name} on {deployment.num_gpus} x {deployment.device.name}, simulated ({cost_model.name}): "
+            f"{system.label}, {blocks:,} blocks of {block_size} tokens. Words are made up; times are modelled"
+        )
+
+    def encode(self, prompt: object, name: str) -> list[int]:
+        return words.encode(prompt) if isinstance(prompt, str) else words.checked_ids(prompt, name)
+
+    def render(self, messages: list[dict[str, str]]) -> list[int]:
+        return words.encode("".join(f"{one['role']}: {one['content']}\n" for one in messages) + "assistant:")
+
+    def token_text(self, token_id: int) -> str:
+        return words.text_of(token_id)
+
+    def add_all(self, prompts: list[list[int]], sampling: list[SamplingParams], priority: int) -> Future[list[Handle]]:
+        return self.feed.add_all(prompts, sampling, priority)

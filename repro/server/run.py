@@ -1,0 +1,90 @@
+"""From what the command line says to a server that listens, and to its end."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import uvicorn
+
+from repro.checks import lookup, whole
+from repro.engine.config import DEPLOYMENTS, check_block_size
+from repro.errors import UserError
+from repro.server.app import make_app
+from repro.server.backend import Backend, RealBackend, SimulatedBackend
+from repro.simulate import profiles
+from repro.simulate.panels import system_for
+
+
+def simulated(
+    model: str, profile: str, system: str, *, kv_slots: int | None, block_size: int, max_waiting: int | None
+) -> SimulatedBackend:
+    """A simulated server's engine: one of DEPLOYMENTS under one of the cost model's profiles.
+
+    `kv_slots` is the size of the pool in tokens (None: what Table 1 leaves). UserError for what cannot be."""
+    deployment, block_size = lookup("deployment", DEPLOYMENTS, model), check_block_size(block_size)
+    if kv_slots is not None:
+        deployment = replace(deployment, kv_slots=whole("--kv-slots", kv_slots, block_size))
+    cost_model = profiles.cost_model(profile, deployment, block_size)
+    if system == "faster-transformer":
+        cost_model = profiles.faster_transformer_costs(deployment)
+    chosen = system_for(system, deployment, "sharegpt")
+    return SimulatedBackend(deployment, chosen, cost_model, block_size, max_waiting=max_waiting)
+
+
+def real(
+    model: str, system: str, *, device: str | None, kv_slots: int | None, block_size: int, max_waiting: int | None
+) -> RealBackend:
+    """A real model's engine, loaded (see `repro.LLM`). UserError for what cannot be."""
+    from repro.llm import LLM
+    from repro.llm.pool import PoolSize
+
+    check_block_size(block_size)
+    pool = PoolSize(kv_slots=None if kv_slots is None else whole("--kv-slots", kv_slots, block_size))
+    engine = LLM(model, system=system, device=device, block_size=block_size, pool=pool, quiet=True)
+    return RealBackend(engine, max_waiting=max_waiting)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 is any free one. UserError if it cannot."""
+    whole("--port", port, 0, 65_535)
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.create_server(address, family=family, backlog=2048)
+    except OSError as error:
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; give another --host or --port") from None
+    listening.set_inheritable(True)
+    return listening
+
+
+def server_of(backend: Backend, api_key: str | None = None) -> uvicorn.Server:
+    """A server that has not begun: `run(sockets=[...])` runs it until `should_exit` is set."""
+    app = make_app(backend, api_key=api_key)
+    return uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on"))
+
+
+def serve(backend: Backend, host: str, port: int, api_key: str | None) -> int:
+    """Serve until a signal ends it: no request is taken any more, those that run come to their end. The exit code."""
+    try:
+        with listen(host, port) as listening, _signals_are_handled():
+            place = listening.getsockname()
+            print(backend.about)
+            print(f"{backend.name} at http://{host}:{place[1]}/v1; end it with ctrl-c", flush=True)
+            server_of(backend, api_key).run(sockets=[listening])
+    finally:
+        backend.feed.close()
+    return 0
+
+
+@contextmanager
+def _signals_are_handled() -> Iterator[None]:
+    """uvicorn raises the signal that ended it once more, when all is done: nobody is to die of it."""
+    before = {one: signal.signal(one, lambda *unused: None) for one in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

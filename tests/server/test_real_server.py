@@ -1,0 +1,148 @@
+"""OpenAI's client at a real tiny model: what it gets is what `LLM.generate` and `LLM.chat` give."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+
+WHY = "the extra `server` is not installed"
+for package in ("fastapi", "uvicorn", "prometheus_client", "openai"):
+    pytest.importorskip(package, reason=WHY)
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import openai
+from serving import client_of, is_whole, served, streamed, until
+from tiny import llm
+from tiny import spoken as spoken_model
+
+from repro.llm.pool import PoolSize
+from repro.sampling_params import SamplingParams
+from repro.server.backend import RealBackend
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}|{% endfor %}assistant:"
+
+
+@pytest.fixture(scope="module")
+def talking():
+    """The tiny model with a chat template."""
+    tokenizer = copy.deepcopy(spoken_model().tokenizer)
+    tokenizer.chat_template = TEMPLATE
+    return dataclasses.replace(spoken_model(), tokenizer=tokenizer)
+
+
+def engine_of(loaded, system):
+    small = {"max_num_batched_tokens": 24, "max_num_seqs": 8} if system == "vllm-v1" else {}
+    return llm(loaded, system=system, **small)
+
+
+ASKED = [
+    {"temperature": 0, "max_tokens": 15},
+    {"n": 3, "seed": 1, "max_tokens": 15},
+    {"seed": 2, "max_tokens": 20, "stop": ["ab", "z", "lo an"]},
+    {"seed": 4, "max_tokens": 12, "top_p": 0.9, "presence_penalty": 0.5, "frequency_penalty": 0.1},
+    {"n": 2, "seed": 5, "max_tokens": 9, "top_k": 20, "min_tokens": 4, "repetition_penalty": 1.2},
+    {"seed": 6, "max_tokens": 9, "stop_token_ids": list(range(20, 60)), "ignore_eos": True},
+]
+OURS = ("top_k", "min_tokens", "repetition_penalty", "stop_token_ids", "ignore_eos", "use_beam_search")
+PROMPTS = ["hello abc", [5, 9, 33, 2], ["an apple", "lo and behold"], [[4, 5, 6, 7, 8], [70]]]
+
+
+def split(asked: dict) -> dict:
+    """As the client takes it: what OpenAI does not know goes into extra_body."""
+    ours = {name: value for name, value in asked.items() if name in OURS}
+    return {name: value for name, value in asked.items() if name not in OURS} | {"extra_body": ours}
+
+
+@pytest.mark.parametrize("system", ["vllm-v1", "vllm", "orca-oracle"])
+def test_completions_are_those_of_generate(talking, system):
+    """Streamed or not, texts or token ids, one or several."""
+    engine = engine_of(talking, system)
+    cases = [(PROMPTS[place % 4], asked) for place, asked in enumerate(ASKED)]
+    expected = []
+    for prompt, asked in cases:
+        several = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
+        made = engine.generate(several, SamplingParams(**asked), progress=False)
+        expected.append([sample for result in made for sample in result.samples])
+    with served(RealBackend(engine)) as address:
+        client = client_of(address)
+        for (prompt, asked), want in zip(cases, expected):
+            whole = client.completions.create(model="tiny", prompt=prompt, **split(asked))
+            assert [choice.text for choice in whole.choices] == [sample.text for sample in want]
+            assert [choice.finish_reason for choice in whole.choices] == [sample.finish_reason for sample in want]
+            assert whole.usage.completion_tokens == sum(len(sample.token_ids) for sample in want)
+            options = {"stream": True, "stream_options": {"include_usage": True}}
+            texts, reasons, usage = streamed(
+                client.completions.create(model="tiny", prompt=prompt, **options, **split(asked))
+            )
+            assert texts == {place: sample.text for place, sample in enumerate(want)}
+            assert reasons == {place: sample.finish_reason for place, sample in enumerate(want)}
+            assert usage == whole.usage
+
+
+def test_a_chat_is_that_of_chat(talking):
+    engine = engine_of(talking, "vllm-v1")
+    messages = [{"role": "system", "content": "Be kind"}, {"role": "user", "content": "Hi"}]
+    want = engine.chat(messages, SamplingParams(n=2, seed=3, max_tokens=10, logprobs=2), progress=False)[0]
+    asked = {"model": "tiny", "messages": messages, "n": 2, "seed": 3, "max_completion_tokens": 10}
+    with served(RealBackend(engine)) as address:
+        client = client_of(address)
+        made = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
+        assert [choice.message.content for choice in made.choices] == want.texts
+        for choice, sample in zip(made.choices, want.samples):
+            said = choice.logprobs.content
+            assert [one.logprob for one in said] == pytest.approx(sample.logprobs)
+            best = [[other.logprob for other in one.top_logprobs] for one in said]
+            assert best == [pytest.approx(list(one.values())[:2]) for one in sample.best_logprobs]
+        texts, _, _ = streamed(client.chat.completions.create(**asked, stream=True))
+        assert list(texts.values()) == want.texts
+        room = client.chat.completions.create(model="tiny", messages=messages, temperature=0)
+        assert room.usage.total_tokens == 64 and room.choices[0].finish_reason == "length"
+        with pytest.raises(openai.BadRequestError, match="leaves no room in the model's 64"):
+            client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x" * 60}])
+
+
+def test_beams_come_at_the_end(talking):
+    engine = engine_of(talking, "vllm")
+    want = engine.generate(["hello"], SamplingParams(n=2, use_beam_search=True, max_tokens=8), progress=False)[0]
+    asked = {"model": "tiny", "prompt": "hello", "n": 2, "max_tokens": 8, "extra_body": {"use_beam_search": True}}
+    with served(RealBackend(engine)) as address:
+        made = client_of(address).completions.create(**asked)
+        assert [choice.text for choice in made.choices] == want.texts
+        assert made.usage.completion_tokens == sum(map(len, want.token_ids))
+        texts, _, _ = streamed(client_of(address).completions.create(**asked, stream=True))
+        assert list(texts.values()) == want.texts
+
+
+def test_what_the_engine_refuses_is_the_clients_error_and_nothing_is_left(talking):
+    """Also of several prompts, of which the last one cannot be run: the others are taken back."""
+    backend = RealBackend(llm(talking, system="vllm-v1", pool=PoolSize(num_blocks=5)))
+    with served(backend) as address:
+        client = client_of(address)
+        for prompt, longest, said in (
+            ([1] * 60, 40, "exceed the 64"),
+            ([500], 4, "token ids must be from 0 to 100"),
+            ([1] * 10, 40, "does not fit into an empty pool"),
+            (["a", "b", [1] * 10], 12, "does not fit into an empty pool"),
+            ("", 70, "exceed the 64"),
+        ):
+            with pytest.raises(openai.BadRequestError, match=said):
+                client.completions.create(model="tiny", prompt=prompt, max_tokens=longest)
+        until(lambda: is_whole(backend))
+        assert client.completions.create(model="tiny", prompt="x", max_tokens=3).usage.completion_tokens == 3
+
+
+def test_an_engine_that_fails_says_so(talking, monkeypatch):
+    backend = RealBackend(engine_of(talking, "vllm-v1"))
+    with served(backend, whole=False) as address:
+        client = client_of(address)
+        monkeypatch.setattr(backend.feed.llm.executor.runner, "decode", lambda batch: 1 / 0)
+        with pytest.raises(openai.InternalServerError, match="the engine has failed: ZeroDivisionError"):
+            client.completions.create(model="tiny", prompt="x", max_tokens=5)
+        for _ in range(2):
+            with pytest.raises(openai.InternalServerError, match="this engine has ended"):
+                client.completions.create(model="tiny", prompt="x")
