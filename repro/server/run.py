@@ -53,10 +53,13 @@ def listen(host: str, port: int) -> socket.socket:
     whole("--port", port, 0, 65_535)
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.create_server(address, family=family, backlog=2048)
+        # asyncio lets small packets go at once, 40 ms earlier, only where the socket says its protocol.
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(2048)
     except OSError as error:
         raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; give another --host or --port") from None
-    listening.set_inheritable(True)
     return listening
 
 
