@@ -70,7 +70,8 @@ class Driver:
             inbox, self._inbox = self._inbox, []
         self._at_end(failure)
         for _, done in inbox:
-            done.set_exception(failure or EngineEnded("this engine has ended; begin another one"))
+            if done.set_running_or_notify_cancel():
+                done.set_exception(failure or EngineEnded("this engine has ended; begin another one"))
         if not self._ready.done():
             self._ready.set_exception(failure)
 
@@ -80,6 +81,8 @@ class Driver:
                 self._changed.wait_for(lambda: self._inbox or engine.scheduler.has_work or self._is_closing)
                 inbox, self._inbox = self._inbox, []
             for work, done in inbox:
+                if not done.set_running_or_notify_cancel():  # whoever asked has gone meanwhile
+                    continue
                 try:
                     done.set_result(work())
                 except Exception as error:  # noqa: BLE001 - it belongs to the caller

@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from repro.engine.driver import Driver
 from repro.engine.loop import Engine, Outcome
+from repro.engine.memory.prefix_cache import Start
 from repro.engine.sequence import Request
 from repro.errors import UserError
 
@@ -52,6 +53,7 @@ class Handle(Generic[R]):
     def __init__(self, feed: Feed, name: str, on_piece: Callable[[Piece], None] | None = None) -> None:
         self.name, self.requests, self.outcomes = name, list[Request](), list[Outcome]()
         self.pieces: list[Piece] = []
+        self.cached_tokens = 0  # of its prompt, found in a prefix cache; known at the end
         self.wakers: list[Callable[[], None]] = []  # called when something has come
         self.on_piece = on_piece
         self._feed = feed
@@ -217,7 +219,7 @@ class Feed:
                 self.handles[request.request_id] = handle
                 handle.requests.append(request)
         except UserError:
-            self.forget(request.request_id)
+            self._drop(request.request_id)
             self._remove(handle)
             raise
         self.next_id += len(requests)
@@ -234,8 +236,10 @@ class Feed:
 
     def complete(self, request: Request, outcome: Outcome, reason: str) -> None:
         """A request has come to its end, and its tokens are known."""
-        del self.handles[request.request_id]
-        self.forget(request.request_id)
+        handle = self.handles.pop(request.request_id)
+        if request is handle.requests[0] and (start := self._starts.get(request.request_id)) is not None:
+            handle.cached_tokens = start.found
+        self._drop(request.request_id)
         if self._watcher is not None:
             self._watcher.ended(request, outcome, reason)
 
@@ -253,7 +257,17 @@ class Feed:
                 self.engine.abort(request.request_id)
                 if self._watcher is not None:
                     self._watcher.ended(request, outcome, "abort")
-            self.forget(request.request_id)
+            self._drop(request.request_id)
+
+    @property
+    def _starts(self) -> dict[int, Start]:
+        """What a prefix cache remembers of each request."""
+        return getattr(self.engine.scheduler.manager, "starts", {})
+
+    def _drop(self, request_id: int) -> None:
+        self.handles.pop(request_id, None)
+        self._starts.pop(request_id, None)  # or an engine that runs for weeks would remember each
+        self.forget(request_id)
 
     def _end(self, failure: Exception | None) -> None:
         for handle in set(self.handles.values()):

@@ -130,7 +130,6 @@ class Serving(Feed):
         llm = self.llm
         with llm.loaded.turns.take():
             manager = llm._begin()
-            self._starts = getattr(manager, "starts", {})
             self.engine = Engine(llm.system.decide(manager, self.events), llm.executor, WallClock(), self._observers)
             llm.executor.on_token = self._token
             try:
@@ -146,7 +145,6 @@ class Serving(Feed):
 
     def forget(self, request_id: int) -> None:
         self.llm.executor.forget(request_id)
-        self._starts.pop(request_id, None)  # or an engine that runs for weeks would remember each
 
     def _add(self, one: Asked, on_piece: Callable[[Piece], None] | None) -> Answer:
         one.index, one.arrival_s = self._count, self.engine.clock.now

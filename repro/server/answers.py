@@ -46,7 +46,8 @@ class Answers:
         """Tokens of prompts and outputs so far."""
         prompt = sum(handle.prompt_tokens for handle in self._handles)
         output = sum(handle.output_tokens for handle in self._handles)
-        return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+        counts = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+        return {**counts, "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in self._handles)}}
 
     def _ends(self, prompt: int, piece: Piece) -> dict[str, Any]:
         index = prompt * self._ask.sampling.n + piece.sample

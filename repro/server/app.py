@@ -101,7 +101,8 @@ def make_app(backend: Backend, *, api_key: str | None = None) -> FastAPI:
             return ask, ids, [with_room(ask, len(one), backend.max_model_len) for one in ids]
 
         ask, ids, sampling = await loop.run_in_executor(encoding, prepared)
-        handles = await asyncio.wrap_future(backend.add_all(ids, sampling, ask.priority))
+        adding = await loop.run_in_executor(encoding, backend.add_all, ids, sampling, ask.priority)
+        handles = await asyncio.wrap_future(adding)
         return Answering(Answers(ask, backend, handles), handles, ask.stream)
 
     @app.post("/v1/completions")

@@ -15,6 +15,9 @@ from repro.errors import UserError
 from repro.sampling_params import SamplingParams
 
 MOST_PROMPTS = 256
+MOST_CHOICES = 1024
+MOST_STOPS = 64
+LONGEST_STOP = 256  # characters: each token is compared with the beginnings of all of them
 MOST_LOGPROBS = 20
 #: nothing that a server does here depends on them
 _IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
@@ -154,6 +157,11 @@ def _ask(given: dict[str, Any], is_chat: bool, prompts: list[object], logprobs: 
     if longest is not None:
         longest = _checked("max_tokens", whole, longest, 1, 2**31)
     sampling = _sampling(given, logprobs, longest)
+    if len(prompts) * sampling.n > MOST_CHOICES:
+        said = (
+            f"{len(prompts)} prompts x n = {sampling.n} are more than {MOST_CHOICES} choices; ask for fewer at a time"
+        )
+        raise WrongInput(said, "n")
     return Ask(is_chat, given.get("model"), prompts, sampling, longest, priority, stream, include_usage)
 
 
@@ -168,9 +176,12 @@ def _sampling(given: dict[str, Any], logprobs: int | None, longest: int | None) 
                 SamplingParams(**{name: settings[name]})
             except UserError as error:
                 raise WrongInput(str(error), name) from None
-    for name in ("stop", "stop_token_ids"):
-        if isinstance(settings.get(name), list) and len(settings[name]) > 64:
-            raise WrongInput(f"{name} has {len(settings[name])} entries; give at most 64", name)
+    stops = settings.get("stop", [])
+    if isinstance(stops, list) and len(stops) > MOST_STOPS:
+        raise WrongInput(f"stop has {len(stops)} texts; give at most {MOST_STOPS}", "stop")
+    for one in stops if isinstance(stops, list) else [stops]:
+        if isinstance(one, str) and len(one) > LONGEST_STOP:
+            raise WrongInput(f"stop: {shown(one)} has more than {LONGEST_STOP} characters; shorten it", "stop")
     settings["max_tokens"] = 2**31 if longest is None else longest
     try:
         return SamplingParams(**settings, logprobs=logprobs)

@@ -203,9 +203,7 @@ class SimulatedServing(Feed):
         ]
 
     def forget(self, request_id: int) -> None:
-        self.handles.pop(request_id, None)
         self._outputs.pop(request_id, None)
-        getattr(self.manager, "starts", {}).pop(request_id, None)
 
     def _add(self, ids: list[int], sampling: SamplingParams, priority: int) -> Answer:
         if sampling.seed is None:

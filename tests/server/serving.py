@@ -18,6 +18,9 @@ from repro.simulate.cost_model import CostModel
 #: milliseconds an iteration, whatever is in it
 FAST = CostModel("fast", 0.0005, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
+#: put over a usage that is compared: the second time more is found
+CACHED = {"prompt_tokens_details": None}
+
 
 def simulated(name: str = "vllm-v1", kv_slots: int = 4096, cost_model: CostModel = FAST, **options) -> SimulatedBackend:
     paper = DEPLOYMENTS["opt-13b"]

@@ -13,7 +13,7 @@ for package in ("fastapi", "uvicorn", "prometheus_client", "openai"):
 
 import httpx
 import openai
-from serving import client_of, is_whole, served, simulated, streamed, until
+from serving import CACHED, client_of, is_whole, served, simulated, streamed, until
 
 from repro.simulate.cost_model import CostModel
 
@@ -34,7 +34,7 @@ def test_a_text_streamed_is_the_text_not_streamed(name):
         assert [choice.index for choice in whole.choices] == [0, 1, 2, 3]
         assert texts == {choice.index: choice.text for choice in whole.choices}
         assert reasons == {choice.index: choice.finish_reason for choice in whole.choices}
-        assert usage == whole.usage and usage.prompt_tokens == 4 + 3
+        assert usage.to_dict() | CACHED == whole.usage.to_dict() | CACHED and usage.prompt_tokens == 4 + 3
         assert len(set(texts.values())) > 2 and not any("time" in text for text in texts.values())
 
 
@@ -137,3 +137,12 @@ def test_requests_of_many_threads_are_preempted_and_all_end():
         for one in threads:
             one.join()
     assert found == [120] * 12 and backend.feed.engine.scheduler.num_preemptions
+
+
+def test_a_prompt_that_is_there_already_is_found_and_that_is_said():
+    """Whole blocks of 16, also of a text, but never a prompt's last token."""
+    with served(simulated()) as address:
+        client = client_of(address)
+        for prompt, found in ((list(range(64)), 48), ("one two three four five six seven eight " * 5, 32)):
+            usages = [client.completions.create(model=MODEL, prompt=prompt, max_tokens=2).usage for _ in range(2)]
+            assert [one.prompt_tokens_details.cached_tokens for one in usages] == [0, found]
