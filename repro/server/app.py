@@ -98,7 +98,7 @@ def make_app(backend: Backend, *, api_key: str | None = None) -> FastAPI:
                 ids = [backend.render(one) for one in ask.prompts]
             else:
                 ids = [backend.encode(one, f"prompt {place}") for place, one in enumerate(ask.prompts)]
-            return ask, ids, [with_room(ask, len(one), backend.max_model_len) for one in ids]
+            return ask, ids, [with_room(ask, len(one), backend.room(len(one), ask.sampling.n)) for one in ids]
 
         ask, ids, sampling = await loop.run_in_executor(encoding, prepared)
         adding = await loop.run_in_executor(encoding, backend.add_all, ids, sampling, ask.priority)

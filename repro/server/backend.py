@@ -33,11 +33,22 @@ class Backend(Protocol):
     def render(self, messages: list[dict[str, str]]) -> list[int]:
         """A conversation as a prompt. UserError if that cannot be."""
 
+    def room(self, prompt_tokens: int, n: int) -> int:
+        """How many tokens each of n outputs of a prompt may have; below 1 if none."""
+
     def token_text(self, token_id: int) -> str:
         """One token as text."""
 
     def add_all(self, prompts: list[list[int]], sampling: list[SamplingParams], priority: int) -> Future[list[Handle]]:
         """Queue prompts, all or none of them; errors as of `Feed.later_all`."""
+
+
+def room(feed: Feed, system: System, max_model_len: int, prompt_tokens: int, n: int) -> int:
+    """How many tokens each of n outputs may have at most, by the model's length and by the pool; below 1 if none."""
+    manager, copies = feed.engine.scheduler.manager, 1 if system.splits_samples else n
+    size, shared = manager.block_size, prompt_tokens // manager.block_size
+    own = (manager.num_blocks - getattr(manager, "watermark_blocks", 0) - shared) // copies
+    return min(max_model_len - prompt_tokens, (shared + own) * size - prompt_tokens + 1)
 
 
 class RealBackend:
@@ -59,6 +70,9 @@ class RealBackend:
 
     def render(self, messages: list[dict[str, str]]) -> list[int]:
         return self._llm.chat_prompts(messages)[0][1]
+
+    def room(self, prompt_tokens: int, n: int) -> int:
+        return room(self.feed, self._llm.system, self.max_model_len, prompt_tokens, n)
 
     def token_text(self, token_id: int) -> str:
         return "" if self._llm.tokenizer is None else self._llm.tokenizer.decode([token_id])
@@ -97,6 +111,9 @@ class SimulatedBackend:
 
     def render(self, messages: list[dict[str, str]]) -> list[int]:
         return words.encode("".join(f"{one['role']}: {one['content']}\n" for one in messages) + "assistant:")
+
+    def room(self, prompt_tokens: int, n: int) -> int:
+        return room(self.feed, self.feed.system, self.max_model_len, prompt_tokens, n)
 
     def token_text(self, token_id: int) -> str:
         return words.text_of(token_id)

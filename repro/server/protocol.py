@@ -235,17 +235,13 @@ def _messages(given: object) -> list[dict[str, str]]:
     return messages
 
 
-def with_room(ask: Ask, prompt_tokens: int, max_model_len: int) -> SamplingParams:
-    """The settings of a prompt of so many tokens: without a limit of its own it may fill what is left."""
+def with_room(ask: Ask, prompt_tokens: int, room: int) -> SamplingParams:
+    """The settings of a prompt of so many tokens. Without a limit of its own an output may fill the `room` there is."""
     if ask.max_tokens is not None:
         return ask.sampling
-    room = max_model_len - prompt_tokens
     if room < 1:
-        raise WrongInput(
-            f"the prompt has {prompt_tokens} tokens, which leaves no room in the model's {max_model_len}; shorten it",
-            "messages",
-            code="context_length_exceeded",
-        )
+        said = f"the prompt has {prompt_tokens} tokens, which leaves no room for an answer; shorten it"
+        raise WrongInput(said, "messages", code="context_length_exceeded")
     if ask.sampling.min_tokens > room:
         raise WrongInput(f"min_tokens = {ask.sampling.min_tokens} is more than the {room} left", "min_tokens")
     return dataclasses.replace(ask.sampling, max_tokens=room)

@@ -15,6 +15,8 @@ import httpx
 import openai
 from serving import CACHED, client_of, is_whole, served, simulated, streamed, until
 
+from repro.engine.scheduler import SchedulerOutput
+from repro.server.simulated import SleepingExecutor
 from repro.simulate.cost_model import CostModel
 
 MODEL = "opt-13b"
@@ -146,3 +148,34 @@ def test_a_prompt_that_is_there_already_is_found_and_that_is_said():
         for prompt, found in ((list(range(64)), 48), ("one two three four five six seven eight " * 5, 32)):
             usages = [client.completions.create(model=MODEL, prompt=prompt, max_tokens=2).usage for _ in range(2)]
             assert [one.prompt_tokens_details.cached_tokens for one in usages] == [0, found]
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "most"), [("vllm-v1", 1, 240 - 3), ("vllm-v1", 2, 240 - 3), ("vllm", 2, 112 - 3)]
+)
+def test_a_chat_without_a_limit_may_fill_the_pool(name, n, most):
+    """It fits even where the pool holds less than the model could take."""
+    asked = {"messages": [{"role": "user", "content": "x"}], "n": n, "extra_body": {"ignore_eos": True}}
+    with served(simulated(name, kv_slots=256)) as address:
+        usage = client_of(address).chat.completions.create(model=MODEL, **asked).usage
+        assert most < usage.completion_tokens / n <= 256
+
+
+def test_an_iteration_is_due_so_long_after_the_one_before(monkeypatch):
+    """What the scheduler takes meanwhile is part of it; after a rest the next one begins when it comes."""
+    now, slept = [100.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr("repro.server.simulated.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("repro.server.simulated.time.sleep", sleep)
+    executor = SleepingExecutor(SLOW, lambda group, seq: False)
+    for waited in (0.005, 0.03, 0.0):
+        executor.execute(SchedulerOutput(0))
+        now[0] += waited
+    executor.rest()
+    now[0] += 7
+    executor.execute(SchedulerOutput(3))
+    assert slept == pytest.approx([0.02, 0.015, 0.0, 0.02])
