@@ -197,6 +197,19 @@ def test_an_engine_that_fails_tells_all_that_wait(spoken, monkeypatch):
     assert tokens(engine, PROMPTS[:1], LONG)
 
 
+def test_work_that_is_taken_back_before_it_is_done_harms_nobody(spoken):
+    """As an event loop does with what a task waits for when the task is cancelled."""
+    engine = engine_of(spoken)
+    with engine.serving() as serving:
+        begun, go_on = threading.Event(), threading.Event()
+        first = serving.driver.later(lambda: (begun.set(), go_on.wait(20)))
+        assert begun.wait(20)
+        lost = serving.driver.later(lambda: 1 / 0)
+        assert lost.cancel() and not first.cancel()
+        go_on.set()
+        assert len(serving.add(PROMPTS[0], LONG).result(20).token_ids[0]) == 40
+
+
 def test_the_cache_is_kept_from_serving_to_serving_and_to_generate(spoken):
     engine = engine_of(spoken, "vllm-v1")
     with engine.serving() as serving:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import openai
+from prometheus_client.parser import text_string_to_metric_families
 
 from repro.engine.config import DEPLOYMENTS, Deployment
 from repro.engine.systems import system
@@ -75,3 +76,13 @@ def streamed(stream) -> tuple[dict[int, str], dict[int, str], object]:
             if choice.finish_reason:
                 reasons[choice.index] = choice.finish_reason
     return texts, reasons, usage
+
+
+def samples_of(page: str) -> dict[str, float]:
+    """What a page of metrics says: sample -> value; labels that are not the model's go into the name."""
+    found = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            labels = [value for name, value in sample.labels.items() if name != "model_name"]
+            found[":".join([sample.name, *labels])] = sample.value
+    return found

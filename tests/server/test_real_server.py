@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 WHY = "the extra `server` is not installed"
@@ -10,8 +12,9 @@ for package in ("fastapi", "uvicorn", "prometheus_client", "openai"):
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import httpx
 import openai
-from serving import CACHED, client_of, is_whole, served, streamed, until
+from serving import CACHED, client_of, is_whole, samples_of, served, streamed, until
 from talking import talking
 from tiny import llm
 
@@ -128,13 +131,40 @@ def test_what_the_engine_refuses_is_the_clients_error_and_nothing_is_left(talkin
         assert client.completions.create(model="tiny", prompt="x", max_tokens=3).usage.completion_tokens == 3
 
 
-def test_an_engine_that_fails_says_so(talking, monkeypatch):
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_engine_that_fails_says_so(talking, monkeypatch, streams):
     backend = RealBackend(engine_of(talking, "vllm-v1"))
     with served(backend, whole=False) as address:
         client = client_of(address)
         monkeypatch.setattr(backend.feed.llm.executor.runner, "decode", lambda batch: 1 / 0)
-        with pytest.raises(openai.InternalServerError, match="the engine has failed: ZeroDivisionError"):
-            client.completions.create(model="tiny", prompt="x", max_tokens=5)
+        if streams:  # its status is sent already
+            with pytest.raises(openai.APIError, match="the engine has failed: ZeroDivisionError"):
+                list(client.completions.create(model="tiny", prompt="x", max_tokens=5, stream=True))
+        else:
+            with pytest.raises(openai.InternalServerError, match="the engine has failed: ZeroDivisionError"):
+                client.completions.create(model="tiny", prompt="x", max_tokens=5)
         for _ in range(2):
             with pytest.raises(openai.InternalServerError, match="this engine has ended"):
                 client.completions.create(model="tiny", prompt="x")
+        assert httpx.get(f"{address}/health").status_code == 503
+        assert httpx.get(f"{address}/metrics").status_code == 503
+
+
+def test_metrics_of_a_real_engine_are_what_its_event_log_says(talking):
+    """With preemptions; and a client that goes while its request waits, and one while it runs."""
+    backend = RealBackend(llm(talking, system="vllm", pool=PoolSize(num_blocks=24), max_num_seqs=4), with_events=True)
+    with served(backend) as address:
+        client = client_of(address)
+        prompts = [[7 + place] * 12 for place in range(8)]
+        client.completions.create(model="tiny", prompt=prompts, max_tokens=40, temperature=0)
+        for prompt in ([5, 6], [[place] * 20 for place in range(4, 10)]):
+            with client.completions.create(model="tiny", prompt=prompt, max_tokens=40, stream=True) as stream:
+                next(iter(stream))
+        until(lambda: not backend.feed.handles)
+        said = samples_of(httpx.get(f"{address}/metrics").text)
+    kinds = Counter(event.kind for event in backend.feed.events)
+    assert said["vllm:num_preemptions_total"] == kinds["preempt"] > 0
+    assert said["vllm:request_success_total:length"] + said["vllm:request_success_total:stop"] == kinds["finish"] >= 8
+    assert said["vllm:request_success_total:abort"] == kinds["abort"]
+    assert kinds["finish"] + kinds["abort"] == kinds["arrive"] == 8 + 1 + 6
+    assert said["vllm:e2e_request_latency_seconds_count"] == kinds["finish"]
