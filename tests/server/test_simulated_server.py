@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -169,8 +170,8 @@ def test_an_iteration_is_due_so_long_after_the_one_before(monkeypatch):
         slept.append(seconds)
         now[0] += seconds
 
-    monkeypatch.setattr("repro.server.simulated.time.perf_counter", lambda: now[0])
-    monkeypatch.setattr("repro.server.simulated.time.sleep", sleep)
+    clock = SimpleNamespace(perf_counter=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr("repro.server.simulated.time", clock)
     executor = SleepingExecutor(SLOW, lambda group, seq: False)
     for waited in (0.005, 0.03, 0.0):
         executor.execute(SchedulerOutput(0))
