@@ -359,12 +359,12 @@ def _serve(options: argparse.Namespace) -> int:
         whole("--max-waiting", options.max_waiting, 1)
     shared = {"kv_slots": options.kv_slots, "block_size": options.block_size, "max_waiting": options.max_waiting}
     if options.simulated is None:
-        backend = run.real(options.model, options.system, device=options.device, **shared)
+        opened = partial(run.real, options.model, options.system, device=options.device, **shared)
     elif options.device is not None:
         raise UserError(f"--device {options.device} is for a real model; leave out --device or --simulated")
     else:
-        backend = run.simulated(options.model, options.simulated, options.system, **shared)
-    return run.serve(backend, options.host, options.port, options.api_key)
+        opened = partial(run.simulated, options.model, options.simulated, options.system, **shared)
+    return run.serve(opened, options.host, options.port, options.api_key)
 
 
 def _bench_all(options: argparse.Namespace) -> int:

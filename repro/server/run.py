@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -58,8 +58,9 @@ def listen(host: str, port: int) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen(2048)
-    except OSError as error:
-        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; give another --host or --port") from None
+    except (OSError, UnicodeError) as error:  # the second for what cannot be a host's name
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot listen on {host}:{port}: {reason}; give another --host or --port") from None
     return listening
 
 
@@ -69,16 +70,22 @@ def server_of(backend: Backend, api_key: str | None = None) -> uvicorn.Server:
     return uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on"))
 
 
-def serve(backend: Backend, host: str, port: int, api_key: str | None) -> int:
-    """Serve until a signal ends it: no request is taken any more, those that run come to their end. The exit code."""
-    try:
-        with listen(host, port) as listening, _signals_are_handled():
-            place = listening.getsockname()
-            print(backend.about)
-            print(f"{backend.name} at http://{host}:{place[1]}/v1; end it with ctrl-c", flush=True)
-            server_of(backend, api_key).run(sockets=[listening])
-    finally:
-        backend.feed.close()
+def serve(opened: Callable[[], Backend], host: str, port: int, api_key: str | None) -> int:
+    """Serve until a signal ends it: no request is taken any more, those that run come to their end. The exit code.
+
+    `opened` gives the engine, once it is sure that there is a place to listen."""
+    with listen(host, port) as listening:
+        backend = opened()
+        try:
+            with _signals_are_handled():
+                shown = f"[{host}]" if ":" in host else host
+                print(backend.about)
+                print(
+                    f"{backend.name} at http://{shown}:{listening.getsockname()[1]}/v1; end it with ctrl-c", flush=True
+                )
+                server_of(backend, api_key).run(sockets=[listening])
+        finally:
+            backend.feed.close()
     return 0
 
 
