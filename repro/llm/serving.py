@@ -7,7 +7,7 @@
         other = serving.add("Once upon a time", on_piece=print)
         other.abort()                              # in any state; its memory is free before the next iteration
 
-One thread steps the engine (`repro.engine.driver`), so scheduler and memory see one thread."""
+One thread steps the engine (`repro.feed.driver`), so scheduler and memory see one thread."""
 
 import contextlib
 import math
@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from repro.checks import whole
 from repro.engine.clock import WallClock
 from repro.engine.events import Event
-from repro.engine.feed import Feed, Handle, Piece, Watcher
 from repro.engine.loop import Engine, Observer
 from repro.engine.sequence import Request
+from repro.feed.feed import Feed, Handle, Piece, Watcher
 from repro.llm.detokenizer import Detokenizer
 from repro.llm.requests import Asked, Encoder, asked_of
 from repro.llm.results import RequestResult, result_of

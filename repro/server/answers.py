@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from repro.engine.feed import Handle, Piece
+from repro.feed.feed import Handle, Piece
 from repro.server.backend import Backend
 from repro.server.protocol import Ask
 

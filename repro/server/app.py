@@ -20,9 +20,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from repro import __version__
-from repro.engine.driver import EngineEnded
-from repro.engine.feed import Handle, QueueFull, together
 from repro.errors import UserError
+from repro.feed.driver import EngineEnded
+from repro.feed.feed import Handle, QueueFull, together
 from repro.server.answers import Answers
 from repro.server.backend import Backend
 from repro.server.protocol import Ask, WrongInput, body_of, chat_of, completion_of, with_room

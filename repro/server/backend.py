@@ -6,8 +6,8 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
 from repro.engine.config import Deployment
-from repro.engine.feed import Feed, Handle
 from repro.engine.systems import System
+from repro.feed.feed import Feed, Handle
 from repro.sampling_params import SamplingParams
 from repro.server import words
 from repro.server.metrics import Metrics

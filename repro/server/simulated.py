@@ -19,13 +19,13 @@ from repro.engine.clock import WallClock
 from repro.engine.config import Deployment
 from repro.engine.events import Event
 from repro.engine.executor import StepResult
-from repro.engine.feed import Feed, Handle, Piece, Watcher
 from repro.engine.loop import Engine, Observer
 from repro.engine.memory.prefix_cache import block_hashes
 from repro.engine.scheduler import SchedulerOutput
 from repro.engine.sequence import Request, Sequence, SequenceGroup
 from repro.engine.systems import System
 from repro.errors import UserError
+from repro.feed.feed import Feed, Handle, Piece, Watcher
 from repro.sampling_params import SamplingParams
 from repro.server import words
 from repro.simulate.cost_model import CostModel

@@ -13,11 +13,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from repro.engine.driver import Driver
 from repro.engine.loop import Engine, Outcome
 from repro.engine.memory.prefix_cache import Start
 from repro.engine.sequence import Request
 from repro.errors import UserError
+from repro.feed.driver import Driver
 
 R = TypeVar("R")
 
