@@ -59,7 +59,9 @@ class UnsharedPagedKVCacheManager(PagedKVCacheManager):
 
 @dataclass(frozen=True)
 class UnsharedSystem(System):
-    def manager(self, num_blocks: int, block_size: int, max_model_len: int, num_cpu_blocks: int = 0) -> KVCacheManager:
+    def manager(
+        self, num_blocks: int, block_size: int, max_model_len: int, num_cpu_blocks: int = 0, *unused: object
+    ) -> KVCacheManager:
         return UnsharedPagedKVCacheManager(num_blocks, block_size, num_cpu_blocks=num_cpu_blocks)
 
 

@@ -57,7 +57,7 @@ class ChunkCopyingKVCacheManager(ContiguousKVCacheManager):
 
 @dataclass(frozen=True)
 class ChunkCopyingSystem(System):
-    def manager(self, num_blocks: int, block_size: int, max_model_len: int, num_cpu_blocks: int = 0) -> KVCacheManager:
+    def manager(self, num_blocks: int, block_size: int, max_model_len: int, *unused: object) -> KVCacheManager:
         policy = {"reservation": self.reservation, "max_model_len": max_model_len}
         return ChunkCopyingKVCacheManager(num_blocks, block_size, **policy)
 
