@@ -320,4 +320,5 @@ class TorchExecutor(Executor):
     def _end(self, state: RequestState) -> None:
         state.num_unfinished -= 1
         if not state.num_unfinished:
+            self._states.pop(state.request.request_id, None)
             self.finished[state.request.request_id] = state
