@@ -1,4 +1,5 @@
 """An engine that is fed while it runs, whatever its executor is.
 
-driver   one thread that steps an engine; others hand it work between two iterations
-feed     requests that join and are taken back, their pieces and results, for threads and for asyncio"""
+driver       one thread that steps an engine; others hand it work between two iterations
+feed         requests that join and are taken back, their pieces and results, for threads and for asyncio
+stop_texts   texts that end an output, looked for as it grows"""

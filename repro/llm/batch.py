@@ -155,11 +155,14 @@ class BatchBuilder:
             if count > 1:
                 stale.update(range(first, first + count))
         stale.update(range(num_decodes, len(seqs)))
-        width = self._tables.shape[1]
         for row in stale:
-            table = self.manager.block_table(seqs[row])[:width]
-            self._tables[row, : len(table)] = table
-            self._counts[row] = len(table)
+            self._counts[row] = self._copy_table(row, seqs[row])
+
+    def _copy_table(self, row: int, seq: Sequence) -> int:
+        """Bring a sequence's block table to a row; its blocks, as many as there is room for."""
+        table = self.manager.block_table(seq)[: self._tables.shape[1]]
+        self._tables[row, : len(table)] = table
+        return len(table)
 
     def _chunks(self, output: SchedulerOutput, groups: list[GroupRows], behind: int) -> Chunks:
         """The prompts of `groups`, and the parts of others, whose block tables go `behind` those of the batch."""
@@ -187,8 +190,7 @@ class BatchBuilder:
                 logits_of.append(len(rows) - 1)
         for row, part in enumerate(output.chunks, start=behind):
             (seq,) = part.group.seqs
-            table = self.manager.block_table(seq)
-            self._tables[row, : len(table)] = table
+            self._copy_table(row, seq)
             add(row, seq, self.states[part.group], part.num_cached, part.num_tokens)
         lengths = np.subtract(stops, starts)
         flat = np.concatenate(positions)

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from repro.feed.stop_texts import begun_in, found_in
+
 #: what a tokenizer writes for bytes that are no character, or not yet
 UNKNOWN = "\ufffd"
 _BYTES = 4  # of a character at most: as many tokens can share one
@@ -53,7 +55,7 @@ class Detokenizer:
             return self._say(self.text_end)
         # The beginning of a character, not yet the character, is searched again.
         self._searched = self._start + len(self._text) + len(self._rest.rstrip(UNKNOWN))
-        said = self._say(self._start + len(self._text) - self._begun())
+        said = self._say(self._start + len(self._text) - begun_in(self._text, self._stops))
         drop = max(0, len(self._text) - self._reach)  # no stop text that ends in new text begins there
         self._text, self._start = self._text[drop:], self._start + drop
         return said
@@ -70,21 +72,11 @@ class Detokenizer:
 
     def _search(self) -> bool:
         """Whether a stop text is complete since the last token; notes which and where."""
-        seen, new = self._text + self._rest, self._searched - self._start
-        places = [(seen.find(one, max(0, new - len(one) + 1)), one) for one in self._stops]
-        found = [(place, one) for place, one in places if place >= 0]
-        if found:
-            place, self.stop_text = min(found)
+        found = found_in(self._text + self._rest, self._stops, self._searched - self._start)
+        if found is not None:
+            place, self.stop_text = found
             self.text_end = self._start + place
-        return bool(found)
-
-    def _begun(self) -> int:
-        """Characters at the end of the certain text that may be the beginning of a stop text."""
-        for count in range(min(self._reach, len(self._text)), 0, -1):
-            end = self._text[-count:]
-            if any(len(one) > count and one.startswith(end) for one in self._stops):
-                return count
-        return 0
+        return found is not None
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)

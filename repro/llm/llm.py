@@ -13,9 +13,7 @@ import dataclasses
 import functools
 import inspect
 import io
-import math
 import os
-import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
@@ -42,7 +40,7 @@ from repro.llm.pool import MOST_GIB, PoolSize, boot_line
 from repro.llm.recorder import Recorder
 from repro.llm.requests import Asked, Encoder, asked_of, conversations_of
 from repro.llm.results import Generation, RequestResult, result_of, statistics_of
-from repro.llm.sampler import derived_seed
+from repro.llm.sampler import derived_seed, seed_of
 from repro.llm.sequences import Decoding
 from repro.llm.serving import Serving
 from repro.llm.status import StatusLines
@@ -167,7 +165,7 @@ class LLM:
         `errors="keep"`, a result with an `error`, and the others run. The LLM stays usable."""
         asked = asked_of(prompts, sampling, arrival_s, priority)
         keeps = lookup("way with errors", {"raise": False, "keep": True}, errors)
-        seed = secrets.randbits(48) if seed is None else whole("seed", seed, -math.inf, math.inf) % 2**64
+        seed = seed_of(seed)
         recorder = Recorder(self.executor, flag("progress", progress))
         watching = [recorder, *several("observers", observers, Observer, "a list of Observers")]
         if status_every_s is not None:

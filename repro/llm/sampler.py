@@ -5,6 +5,8 @@ position). No generator has a state, so a request's tokens depend neither on its
 request asks for is computed on its own rows: it changes no bit of another's."""
 
 import hashlib
+import math
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,12 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from repro.checks import whole
 from repro.llm.state import SequenceState
 from repro.llm.transfer import upload
 from repro.sampling_params import SamplingParams
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _COLD = 1e-20  # a temperature below which logits divided by it could overflow
+
+
+def seed_of(given: int | None) -> int:
+    """The seed of a call, from 0 to 2**64 - 1: as given, or drawn. UserError for what is no whole number."""
+    return secrets.randbits(48) if given is None else whole("seed", given, -math.inf, math.inf) % 2**64
 
 
 def derived_seed(seed: int, index: int) -> int:

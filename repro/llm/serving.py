@@ -10,13 +10,10 @@
 One thread steps the engine (`repro.feed.driver`), so scheduler and memory see one thread."""
 
 import contextlib
-import math
-import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from repro.checks import whole
 from repro.engine.clock import WallClock
 from repro.engine.events import Event
 from repro.engine.loop import Engine, Observer
@@ -25,6 +22,7 @@ from repro.feed.feed import Feed, Handle, Piece, Watcher
 from repro.llm.detokenizer import Detokenizer
 from repro.llm.requests import Asked, Encoder, asked_of
 from repro.llm.results import RequestResult, result_of
+from repro.llm.sampler import seed_of
 from repro.llm.state import RequestState, SequenceState
 from repro.sampling_params import SamplingParams
 
@@ -88,7 +86,7 @@ class Serving(Feed):
     ) -> None:
         super().__init__(watcher, max_waiting)
         self.llm, self.events = llm, list[Event]() if with_events else None
-        self.seed = secrets.randbits(48) if seed is None else whole("seed", seed, -math.inf, math.inf) % 2**64
+        self.seed = seed_of(seed)
         self._observers = observers
         self._encoder = Encoder(llm.loaded)
         self._count = 0

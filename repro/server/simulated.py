@@ -26,6 +26,7 @@ from repro.engine.sequence import Request, Sequence, SequenceGroup
 from repro.engine.systems import System
 from repro.errors import UserError
 from repro.feed.feed import Feed, Handle, Piece, Watcher
+from repro.feed.stop_texts import begun_in, found_in
 from repro.sampling_params import SamplingParams
 from repro.server import words
 from repro.simulate.cost_model import CostModel
@@ -63,28 +64,15 @@ class Output:
         end = len(self._text)
         if token == words.EOS or (may_stop and token in sampling.stop_token_ids):
             stop = token
-        elif may_stop and (found := self._found()) is not None:
+        elif may_stop and (found := found_in(self._text, sampling.stop, self._searched)) is not None:
             end, stop = found
         self._searched = len(self._text)
         if stop is not None or self.count == self._max_tokens:
             self.finish_reason = "length" if stop is None else "stop"
         else:
-            end = max(self._said, end - self._begun())
+            end = max(self._said, end - begun_in(self._text, sampling.stop))
         said, self._said = self._text[self._said : end], end
         return Piece(self.sample, token, said, self.finish_reason or None, stop, *self._logprobs(token))
-
-    def _found(self) -> tuple[int, str] | None:
-        """Where the first stop text begins that the newest token completes, and which."""
-        places = [(self._text.find(one, max(0, self._searched - len(one) + 1)), one) for one in self._sampling.stop]
-        return min((place for place in places if place[0] >= 0), default=None)
-
-    def _begun(self) -> int:
-        """Characters at the end that may be the beginning of a stop text."""
-        longest = max(map(len, self._sampling.stop), default=1) - 1
-        for count in range(min(longest, len(self._text)), 0, -1):
-            if any(len(one) > count and one.startswith(self._text[-count:]) for one in self._sampling.stop):
-                return count
-        return 0
 
     def _logprobs(self, token: int) -> tuple[float | None, dict[int, float] | None]:
         """All words are equally likely, and that is said."""

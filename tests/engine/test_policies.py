@@ -7,9 +7,10 @@ import random
 from dataclasses import replace
 
 import pytest
+from test_chunked import EachIteration
 
 import repro
-from repro.engine.loop import Engine, Observer
+from repro.engine.loop import Engine
 from repro.engine.memory import PagedKVCacheManager
 from repro.engine.policies import Seen
 from repro.engine.scheduler import PreemptionMode, Scheduler, SchedulerConfig
@@ -55,15 +56,6 @@ def test_one_that_arrives_later_overtakes_those_that_wait_but_not_those_that_run
     assert admitted(*asks, order="shortest_prompt") == [0, 2, 1]
     # Waiting on room in the batch, a decision may stand for many iterations, but not beyond an arrival.
     assert admitted(*asks) == [0, 1, 2]
-
-
-class EachIteration(Observer):
-    """Lets no two iterations be advanced together."""
-
-    next_s = 0.0
-
-    def observe(self, engine, output, start_s):
-        assert output.num_iterations == 1
 
 
 @pytest.mark.parametrize("order", ["fcfs", "priority", "shortest_prompt", "shortest_output"])
