@@ -89,8 +89,8 @@ def paged_prefill_attention(
     """Causal attention of chunks of queries over their paged contexts (Sections 4.3 and 4.4); of the shape of q.
 
     q: [num_tokens, num_heads, head_dim], chunk i being rows cu_seqlens_q[i]:cu_seqlens_q[i + 1] (int32 [batch + 1]) and
-    the last positions of context i, whose K and V are in the cache already; max_query_len: an upper bound of the
-    chunks' lengths known on the host."""
+    the last positions of context i, whose K and V are in the cache already; rows of no chunk are left as they are.
+    max_query_len: an upper bound of the chunks' lengths known on the host."""
     _check(k_cache, v_cache, q.shape[1])
     return _implementation(k_cache, "prefill").paged_prefill_attention(
         _rows(q), k_cache, v_cache, block_table, context_lens, cu_seqlens_q, scale, max_query_len, out

@@ -14,6 +14,9 @@ from torch import Tensor
 
 from repro.kernels.ops import LOG2E, LOWEST, dot
 
+#: sequences that a program looks through at least: fewer would only be more kernels to compile
+_LEAST_SEQS = 64
+
 
 @triton.jit
 def _walk(
@@ -61,7 +64,19 @@ def _walk(
     return highest, total, acc
 
 
-@triton.jit(do_not_specialize=["stride_table"])
+@triton.jit
+def _place(cu_seqlens_q, num_seqs, tile, SEQS: tl.constexpr, QUERIES: tl.constexpr):
+    """Sequence and first query of a tile, counted over all sequences; of each the last queries come first, since they
+    see the most. Beyond the last tile the sequence is SEQS."""
+    index = tl.arange(0, SEQS)
+    begins = tl.load(cu_seqlens_q + index, mask=index < num_seqs, other=0)
+    ends = tl.load(cu_seqlens_q + index + 1, mask=index < num_seqs, other=0)
+    upto = tl.cumsum((ends - begins + QUERIES - 1) // QUERIES, 0)
+    seq = tl.sum((upto <= tile).to(tl.int32), 0)
+    return seq, (tl.sum(tl.where(index == seq, upto, 0), 0) - 1 - tile) * QUERIES
+
+
+@triton.jit(do_not_specialize=["stride_table", "num_seqs"])
 def _prefill_kernel(
     out,
     q,
@@ -79,20 +94,22 @@ def _prefill_kernel(
     stride_token,
     stride_head,
     stride_table,
+    num_seqs,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    SEQS: tl.constexpr,
     QUERIES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Program (query tile, head, sequence); the longest tiles (the last queries) start first."""
-    head, seq = tl.program_id(1), tl.program_id(2)
+    """Program (query tile, head)."""
+    head = tl.program_id(1)
+    seq, first_query = _place(cu_seqlens_q, num_seqs, tl.program_id(0), SEQS, QUERIES)
+    if seq >= num_seqs:
+        return
     q_begin = tl.load(cu_seqlens_q + seq)
     q_len = tl.load(cu_seqlens_q + seq + 1) - q_begin
-    first_query = (tl.num_programs(0) - 1 - tl.program_id(0)) * QUERIES
-    if first_query >= q_len:
-        return
     context_len = tl.load(context_lens + seq)
     rows, dims = first_query + tl.arange(0, QUERIES), tl.arange(0, BLOCK_D)
     in_head = dims < HEAD_DIM
@@ -176,8 +193,11 @@ def paged_prefill_attention(
     strides = (*q.stride()[:2], *out.stride()[:2], *k_cache.stride()[:3], block_table.stride(0))
     sizes = {"GROUP": num_heads // k_cache.shape[2], "HEAD_DIM": head_dim, "BLOCK_D": block_d}
     sizes |= {"BLOCK_SIZE": k_cache.shape[1], "QUERIES": queries, "TILE": tile}
-    launch = _prefill_kernel[(triton.cdiv(max_query_len, queries), num_heads, batch)]
-    launch(*tensors, scale * LOG2E, *strides, **sizes, num_warps=num_warps, num_stages=num_stages)
+    sizes["SEQS"] = max(_LEAST_SEQS, triton.next_power_of_2(batch))
+    # Tiles at most: whole ones of all queries, and one of what remains of each sequence.
+    num_tiles = min(batch * triton.cdiv(max_query_len, queries), q.shape[0] // queries + batch)
+    launch = _prefill_kernel[(num_tiles, num_heads)]
+    launch(*tensors, scale * LOG2E, *strides, batch, **sizes, num_warps=num_warps, num_stages=num_stages)
     return out
 
 

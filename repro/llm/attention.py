@@ -20,12 +20,12 @@ IMPLEMENTATION = "repro_paged"
 
 class PagedInputs(NamedTuple):
     """What attention has to know about a batch, in the order in which the operator takes it. The first `sizes[0]`
-    sequences decode, the others run a chunk of prompt.
+    sequences decode, or are padding where a chunk of prompt has their token; the others run a chunk.
 
     slots         int64 [tokens]             where each token's K and V go; -1: nowhere (padding)
     block_table   int32 [sequences, blocks]  physical blocks in logical order
     context_lens  int32 [sequences]          tokens to attend to, the newest included
-    cu_chunks     int32 [chunks + 1]         first token of each chunk, counted from the first chunk
+    cu_chunks     int32 [chunks + 1]         first token of each chunk, and the end of the last one
     sizes         int64 [3], on the CPU      decoding sequences; upper bounds of their contexts and of a chunk
     workspace     int32 zeros                scratch of the decode kernel"""
 
@@ -52,8 +52,9 @@ def _paged_attention(q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: 
             q[:decodes], *caches, tables, lens, scale, decode_context, out[:decodes], workspace
         )
     if chunk:
+        # After decoding, whose padding has left zeros in rows that belong to chunks.
         tables, lens = block_table[decodes:], context_lens[decodes:]
-        kernels.paged_prefill_attention(q[decodes:], *caches, tables, lens, cu_chunks, scale, chunk, out[decodes:])
+        kernels.paged_prefill_attention(q, *caches, tables, lens, cu_chunks, scale, chunk, out)
     return out
 
 

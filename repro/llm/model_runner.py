@@ -25,46 +25,41 @@ from repro.llm.transfer import upload
 #: batch sizes for which decoding is captured: matrix products cost the same within such a step
 BATCH_BUCKETS = (2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 SMALLEST_CONTEXT_BUCKET = 512
-#: steps with prompts: decoding rows, and tokens of at most MAX_CHUNKS prompts; larger ones run as they are (more tokens
-#: keep a GPU busy for longer than the launches take)
-ROW_BUCKETS = (8, 64, 128, 256)
-TOKEN_BUCKETS = (64, 128, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 2560)
-MAX_CHUNKS = 16
-#: steps with more prompts, all short: every tenth or twentieth step of a busy server with short requests. Each place
-#: for a prompt costs as many programs of the kernel as WIDE_LONGEST tokens need, also where it stays empty.
-WIDE_TOKEN_BUCKETS, WIDE_CHUNKS, WIDE_LONGEST = (384, 512, 768, 1024), 64, 256
+#: steps with prompts: all tokens, decoding rows, and prompts or parts of them; larger ones run as they are. Matrix
+#: products are made of tiles of 64 or 128 tokens, so that finer sizes would save nothing.
+SIZES, ROW_BUCKETS, CHUNKS = (*range(64, 512, 64), *range(512, 2817, 128)), (64, 128, 256), 64
+#: the same where more prompts run, all short: when a busy server begins, and when it has driven many out
+MANY_CHUNKS, MANY_SIZES = 256, (1024, 1536, 2048, 2432, 2816)
 MIXED_CONTEXT_BUCKET = 2048
 
 
 class MixedShape(NamedTuple):
-    """Sizes of a step with prompts: decoding rows, prompt tokens, chunks; bounds of a context and of a chunk. A bucket
-    stands for all steps that fit into it."""
+    """Sizes of a step with prompts: all its tokens, of which the first `rows` may decode; chunks; bounds of a context
+    and of a chunk. A bucket stands for all steps that fit into it.
 
-    rows: int
+    Decoding rows and prompts lie side by side, so that only the sum of their tokens is padded."""
+
     tokens: int
+    rows: int
     chunks: int
     context: int
     longest: int
     is_bucket: bool = False
 
     @classmethod
-    def bucket(cls, rows: int, tokens: int, context: int) -> "MixedShape":
-        return cls(rows, tokens, MAX_CHUNKS, context, tokens, True)
-
-    @classmethod
-    def wide(cls, rows: int, tokens: int, context: int) -> "MixedShape":
-        """A bucket of many short chunks."""
-        return cls(rows, tokens, WIDE_CHUNKS, context, WIDE_LONGEST, True)
+    def bucket(cls, tokens: int, rows: int, chunks: int, context: int) -> "MixedShape":
+        return cls(tokens, min(rows, tokens), chunks, context, tokens, True)
 
     @property
     def size(self) -> int:
-        return 5 * self.rows + 3 * self.tokens + 4 * self.chunks + 1
+        return 3 * (self.tokens + self.rows) + 4 * self.chunks + 1
 
     def split(self, packed: Tensor) -> tuple[Tensor, ...]:
-        """token ids [tokens]; positions and slots [rows + tokens]; last tokens, block table rows and contexts [rows +
-        chunks]; first tokens [chunks + 1]."""
-        both, ends = self.rows + self.tokens, self.rows + self.chunks
-        return packed.split([self.tokens, both, both, ends, ends, ends, self.chunks + 1])
+        """Token ids, positions and slots [tokens]; last tokens, block table rows and contexts [rows + chunks]; first
+        tokens [chunks + 1]. A negative token id is a decoding row's: the runner has its newest token. Last tokens are
+        without gaps: after those of the rows that do decode come those of the chunks."""
+        ends = self.rows + self.chunks
+        return packed.split([self.tokens] * 3 + [ends] * 3 + [self.chunks + 1])
 
 
 class ModelRunner:
@@ -91,8 +86,9 @@ class ModelRunner:
         self._captured: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._memory = None  # shared by all graphs: they never run at the same time
         self._row_buckets = tuple(size for size in ROW_BUCKETS if size < max_rows) + (min(max_rows, ROW_BUCKETS[-1]),)
-        largest = MixedShape.bucket(self._row_buckets[-1], TOKEN_BUCKETS[-1], 0)
-        self._packed = torch.zeros(largest.size, dtype=torch.int64, device=device)
+        self._packed = torch.zeros(
+            max(shape.size for shape in self._mixed_buckets(0)), dtype=torch.int64, device=device
+        )
         # Without duck shaping, sizes that happen to be equal once are not taken to be equal ever after. Made once: each
         # patch leaves a context variable behind.
         self._sizes_apart = torch.fx.experimental._config.patch(use_duck_shape=False)
@@ -149,15 +145,17 @@ class ModelRunner:
                 if (bucket, context) not in self._captured:
                     self._capture(bucket, context)
         for context in sorted({max(context, MIXED_CONTEXT_BUCKET) for context in contexts}):
-            shapes = [
-                MixedShape.bucket(*sizes, context) for sizes in itertools.product(self._row_buckets, TOKEN_BUCKETS)
-            ]
-            wide = itertools.product(self._row_buckets, WIDE_TOKEN_BUCKETS)
-            for shape in [*shapes, *(MixedShape.wide(*sizes, context) for sizes in wide)]:
+            for shape in self._mixed_buckets(context):
                 if shape not in self._captured:
                     self._packed.zero_()  # no context, empty chunks,
                     shape.split(self._packed[: shape.size])[2].fill_(-1)  # and nothing is stored
                     self._record(shape, lambda shape=shape: self._kept(self._mixed(self._packed[: shape.size], shape)))
+
+    def _mixed_buckets(self, context: int) -> list[MixedShape]:
+        """Every bucket of steps with prompts that `_mixed_shape` knows, once."""
+        few = (MixedShape.bucket(*sizes, CHUNKS, context) for sizes in itertools.product(SIZES, self._row_buckets))
+        many = (MixedShape.bucket(size, self._row_buckets[-1], MANY_CHUNKS, context) for size in MANY_SIZES)
+        return list(dict.fromkeys([*few, *many]))
 
     def _decode(self, count: int, max_context: int) -> Tensor:
         context, tables = self._context[:count], self._tables[:count]
@@ -187,9 +185,10 @@ class ModelRunner:
             graph.replay()
         else:
             logits = self._mixed(packed, shape)
-        ends = np.concatenate([np.arange(count), shape.rows + chunks.logits_of])
-        if len(ends) != len(logits) or (np.diff(ends) != 1).any():
+        ends = np.concatenate([np.arange(count), count + chunks.logits_of])
+        if (np.diff(ends) != 1).any():
             logits = logits[self._upload(ends)]
+        logits = logits[: len(ends)]
         self.token_ids[: len(batch.rows)] = logits.argmax(-1)
         return logits
 
@@ -198,28 +197,31 @@ class ModelRunner:
         """Logits of every token of the chunks, [tokens, vocabulary], of a batch that has nothing else; no buffer
         changes. The block tables are those loaded last."""
         chunks = batch.chunks
-        shape = MixedShape(0, len(chunks.token_ids), len(chunks.rows), MIXED_CONTEXT_BUCKET, chunks.longest)
+        shape = MixedShape(len(chunks.token_ids), 0, len(chunks.rows), MIXED_CONTEXT_BUCKET, chunks.longest)
         return self._mixed(self._upload(_packed(batch, shape, self.block_size)), shape, every=True)
 
     def _mixed_shape(self, batch: Batch) -> MixedShape:
         """The smallest bucket that holds the batch, or its own sizes."""
-        count, tokens, chunks = batch.num_decodes, len(batch.chunks.token_ids), len(batch.chunks.rows)
-        context, longest = max(_context_bucket(batch.max_context), MIXED_CONTEXT_BUCKET), batch.chunks.longest
+        count, chunks = batch.num_decodes, len(batch.chunks.rows)
+        tokens, longest = count + len(batch.chunks.token_ids), batch.chunks.longest
+        context = max(_context_bucket(batch.max_context), MIXED_CONTEXT_BUCKET)
         if self.pads and count <= self._row_buckets[-1]:
-            rows = _bucket(self._row_buckets, count)
-            if chunks <= MAX_CHUNKS and tokens <= TOKEN_BUCKETS[-1]:
-                return MixedShape.bucket(rows, _bucket(TOKEN_BUCKETS, tokens), context)
-            if MAX_CHUNKS < chunks <= WIDE_CHUNKS and longest <= WIDE_LONGEST and tokens <= WIDE_TOKEN_BUCKETS[-1]:
-                return MixedShape.wide(rows, _bucket(WIDE_TOKEN_BUCKETS, tokens), context)
-        return MixedShape(count, tokens, chunks, context, longest)
+            if chunks <= CHUNKS and tokens <= SIZES[-1]:
+                rows = _bucket(self._row_buckets, count)
+                return MixedShape.bucket(_bucket(SIZES, tokens), rows, CHUNKS, context)
+            if chunks <= MANY_CHUNKS and tokens <= MANY_SIZES[-1]:
+                return MixedShape.bucket(_bucket(MANY_SIZES, tokens), self._row_buckets[-1], MANY_CHUNKS, context)
+        return MixedShape(tokens, count, chunks, context, longest)
 
     def _mixed(self, packed: Tensor, shape: MixedShape, every: bool = False) -> Tensor:
-        """Logits of every decoding row and of every chunk's last token, [rows + chunks, vocabulary], or of every
-        token."""
+        """Logits of every decoding row and of every chunk's last token, in this order, without gaps [rows + chunks,
+        vocabulary], or of every token."""
         ids, positions, slots, last, table_rows, contexts, firsts = shape.split(packed)
         sizes, tables = torch.tensor([shape.rows, shape.context, shape.longest]), self._tables[table_rows]
         paged = PagedInputs(slots, tables, contexts.int(), firsts.int(), sizes, self._workspace)
-        return self._forward(torch.cat([self.token_ids[: shape.rows], ids]), positions, paged, 0 if every else last)
+        own, prompts = ids[: shape.rows], ids[shape.rows :]
+        ids = torch.cat([torch.where(own < 0, self.token_ids[: shape.rows], own), prompts])
+        return self._forward(ids, positions, paged, 0 if every else last)
 
     def _forward(self, token_ids: Tensor, positions: Tensor, paged: PagedInputs, keep: Tensor | int) -> Tensor:
         tokens = {"input_ids": token_ids[None], "position_ids": positions[None]}
@@ -229,7 +231,7 @@ class ModelRunner:
     def _kept(self, logits: Tensor) -> Tensor:
         """The logits in a buffer that all graphs of steps with prompts share."""
         if self._mixed_logits is None:
-            count = self._row_buckets[-1] + WIDE_CHUNKS
+            count = self._row_buckets[-1] + MANY_CHUNKS
             self._mixed_logits = torch.empty(count, logits.shape[-1], dtype=logits.dtype, device=self.device)
         return self._mixed_logits[: len(logits)].copy_(logits)
 
@@ -270,21 +272,22 @@ def _collector_paused() -> Iterator[None]:
 def _packed(batch: Batch, shape: MixedShape, block_size: int) -> np.ndarray:
     """The inputs of a step with prompts as MixedShape.split takes them, int64; what is padded is stored nowhere."""
     chunks, count = batch.chunks, batch.num_decodes
-    tokens, num_chunks = len(chunks.token_ids), len(chunks.rows)
     packed = np.zeros(shape.size, np.int64)
-    both, ends = shape.rows + shape.tokens, shape.rows + shape.chunks
-    parts = np.split(packed, np.cumsum([shape.tokens, both, both, ends, ends, ends]))
+    ends = shape.rows + shape.chunks
+    parts = np.split(packed, np.cumsum([*[shape.tokens] * 3, *[ends] * 3]))
     ids, positions, slots, last, table_rows, contexts, firsts = parts
     own, rows = batch.context_lens.astype(np.int64) - 1, np.arange(count)
-    ids[:tokens] = chunks.token_ids
-    positions[:count], positions[shape.rows :][:tokens] = own, chunks.positions
+    prompts, behind = slice(count, count + len(chunks.token_ids)), slice(shape.rows, shape.rows + len(chunks.rows))
+    ids[:count], ids[prompts] = -1, chunks.token_ids
+    positions[:count], positions[prompts] = own, chunks.positions
     slots[:] = -1
     slots[:count] = batch.tables[rows, own // block_size].astype(np.int64) * block_size + own % block_size
-    slots[shape.rows :][:tokens] = chunks.slots
-    last[:count], last[shape.rows :][:num_chunks] = rows, shape.rows + chunks.cu_chunks[1:] - 1
-    table_rows[:count], table_rows[shape.rows :][:num_chunks] = rows, chunks.rows
-    contexts[:count], contexts[shape.rows :][:num_chunks] = batch.context_lens, chunks.context_lens
-    firsts[: num_chunks + 1], firsts[num_chunks + 1 :] = chunks.cu_chunks, chunks.cu_chunks[-1]
+    slots[prompts] = chunks.slots
+    last[:count], last[count : count + len(chunks.rows)] = rows, count + chunks.cu_chunks[1:] - 1
+    table_rows[:count], table_rows[behind] = rows, chunks.rows
+    contexts[:count], contexts[behind] = batch.context_lens, chunks.context_lens
+    firsts[:] = count + chunks.cu_chunks[-1]
+    firsts[: len(chunks.cu_chunks)] = count + chunks.cu_chunks
     return packed
 
 

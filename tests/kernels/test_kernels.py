@@ -194,18 +194,25 @@ def test_prefill_of_every_head_size(head_dim, dtype):
         check_prefill(chunks, 4, 2, head_dim, 16, dtype)
 
 
-def check_prefill(chunks, num_heads, num_kv_heads, head_dim, block_size, dtype) -> None:
+@pytest.mark.parametrize("before", [0, 2])
+def test_prefill_of_more_sequences_than_a_program_looks_through_at_least(before):
+    check_prefill([(3 + index % 2, 1 + index % 3) for index in range(67)], 2, 1, 64, 16, torch.float16, before)
+
+
+def check_prefill(chunks, num_heads, num_kv_heads, head_dim, block_size, dtype, before=3, behind=2) -> None:
+    """`before` and `behind` the chunks lie rows that are not theirs, of decoding sequences or of nobody."""
     contexts, counts = zip(*chunks, strict=True)
     paged = Paged(contexts, num_heads, num_kv_heads, head_dim, block_size, dtype)
-    q = paged.queries(sum(counts))
-    cu_seqlens_q = torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=DEVICE)
+    q, own = paged.queries(before + sum(counts) + behind), slice(before, before + sum(counts))
+    cu_seqlens_q = torch.tensor([*itertools.accumulate(counts, initial=before)], dtype=torch.int32, device=DEVICE)
     arguments = (paged.block_table, paged.context_lens, cu_seqlens_q, paged.scale, max(counts))
     exact = reference.paged_prefill_attention(q.double(), *paged.cache64(), *arguments)
     plain = reference.paged_prefill_attention(q, paged.k_cache, paged.v_cache, *arguments)
     out, whole = guarded(tuple(q.shape), q.dtype)
     prefill.paged_prefill_attention(q, paged.k_cache, paged.v_cache, *arguments, out=out)
-    assert_close(out, plain, exact)
+    assert_close(out[own], plain[own], exact[own])
     assert guards_of(whole).isnan().all(), "wrote outside of the output"
+    assert out[:before].isnan().all() and out[own.stop :].isnan().all(), "wrote to rows of no chunk"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,7 @@ from test_executor import CONFIGS, SETTINGS, any_kind, assert_greedy, build, run
 from tiny import llm
 
 from repro.engine.sequence import SamplingParams
-from repro.llm.model_runner import MAX_CHUNKS, ROW_BUCKETS, TOKEN_BUCKETS, WIDE_CHUNKS, WIDE_TOKEN_BUCKETS, MixedShape
+from repro.llm.model_runner import CHUNKS, MANY_CHUNKS, MANY_SIZES, ROW_BUCKETS, SIZES, MixedShape
 from repro.llm.pool import PoolSize
 
 
@@ -48,30 +49,32 @@ def test_padding_writes_no_other_slot():
     assert written.sum() == request.prompt_tokens + request.output_tokens - 1
 
 
-def test_a_bucket_holds_the_batch_or_the_batch_stays_as_it_is():
-    for rows in (*ROW_BUCKETS, 3):
-        for tokens in TOKEN_BUCKETS:
-            shape = MixedShape.bucket(rows, tokens, 2048)
-            parts = shape.split(torch.arange(shape.size))
-            assert shape.is_bucket and [len(part) for part in parts] == [
-                tokens,
-                rows + tokens,
-                rows + tokens,
-                *[rows + MAX_CHUNKS] * 3,
-                MAX_CHUNKS + 1,
-            ]
-        for tokens in WIDE_TOKEN_BUCKETS:
-            shape = MixedShape.wide(rows, tokens, 2048)
-            assert shape.is_bucket and shape != MixedShape.bucket(rows, tokens, 2048)
-            assert shape.size <= MixedShape.bucket(rows, TOKEN_BUCKETS[-1], 2048).size  # one buffer holds any
-    # as many chunks as a bucket has, but of a batch that does not fit one
-    assert not MixedShape(rows=300, tokens=64, chunks=MAX_CHUNKS, context=2048, longest=49).is_bucket
-    assert np.all(np.diff(TOKEN_BUCKETS) > 0) and np.all(np.diff(WIDE_TOKEN_BUCKETS) > 0)
+def test_every_bucket_is_captured_before_and_fits_into_the_buffer():
+    _, executor = build("llama", slots=512)
+    runner = executor.runner
+    shapes = runner._mixed_buckets(2048)
+    assert len(set(shapes)) == len(shapes) and max(shape.size for shape in shapes) == len(runner._packed)
+    for shape in shapes:
+        ends = shape.rows + shape.chunks
+        parts = [len(part) for part in shape.split(torch.arange(shape.size))]
+        assert parts == [shape.tokens] * 3 + [ends] * 3 + [shape.chunks + 1]
+    runner.pads = True
+    most = runner._row_buckets[-1]
+    for count, tokens, chunks in itertools.product((0, 1, most // 2, most), (1, 60, 700, 2500), (1, 64, 65, 250)):
+        if chunks <= tokens:
+            shape = runner._mixed_shape(batch_of(count, tokens, chunks))
+            assert shape in shapes and shape.tokens >= count + tokens and shape.rows >= count and shape.chunks >= chunks
+
+
+def batch_of(count, tokens, chunks):
+    """What decides which bucket holds a batch."""
+    parts = SimpleNamespace(token_ids=range(tokens), rows=range(chunks), longest=tokens - chunks + 1)
+    return SimpleNamespace(num_decodes=count, max_context=40, chunks=parts)
 
 
 @pytest.mark.parametrize("system_name", ["vllm", "vllm-v1"])
 def test_many_short_prompts_at_once_are_padded_and_change_no_token(tiny, system_name):
-    """More than a bucket's chunks, and more than the wide one's; some of them over what a cache has found."""
+    """More than most buckets have; some of them over what a cache has found."""
     random, tokens, shapes = np.random.default_rng(7), [], []
     common = random.integers(0, 101, 8).tolist()
     prompts = [common * (index % 2) + random.integers(0, 101, 1 + index % 9).tolist() for index in range(110)]
@@ -84,28 +87,32 @@ def test_many_short_prompts_at_once_are_padded_and_change_no_token(tiny, system_
         made = engine.generate(prompts, lengths, progress=False)
         tokens.append([one.token_ids for one in made])
     assert tokens[0] == tokens[1]
-    assert {shape.chunks for shape in shapes if shape.is_bucket} >= {WIDE_CHUNKS}
-    assert max(shape.chunks for shape in shapes) > WIDE_CHUNKS and not any(s.is_bucket for s in shapes if s.chunks > 64)
+    assert {shape.chunks for shape in shapes if shape.is_bucket} == {CHUNKS, MANY_CHUNKS}
 
 
 @pytest.mark.parametrize(
-    "chunks, longest, tokens, kind",
+    "count, tokens, chunks, kind",
     [
-        (16, 2000, 2560, (2560, 16, 2560)),
-        (16, 1000, 2561, None),
-        (17, 256, 300, (384, 64, 256)),
-        (64, 200, 1024, (1024, 64, 256)),
-        (17, 257, 300, None),
-        (64, 200, 1025, None),
-        (65, 9, 300, None),
+        (3, 61, 16, (64, 64, CHUNKS)),
+        (3, 62, 16, (128, 64, CHUNKS)),
+        (32, 480, 1, (512, 64, CHUNKS)),
+        (64, 2048, 2, (2176, 64, CHUNKS)),
+        (60, 2560, 65, (2816, 256, MANY_CHUNKS)),
+        (65, 60, 9, (128, 128, CHUNKS)),
+        (129, 10, 9, (192, 192, CHUNKS)),
+        (129, 2688, 9, None),
+        (257, 10, 9, None),
+        (3, 300, 257, None),
     ],
 )
-def test_which_bucket_holds_a_batch(chunks, longest, tokens, kind):
-    _, executor = build("llama", slots=512)
+def test_which_bucket_holds_a_batch(count, tokens, chunks, kind):
+    """Rows and prompts are padded together; there are never more rows than tokens."""
+    assert np.all(np.diff(SIZES) > 0) and set(MANY_SIZES) <= set(SIZES) and SIZES[-1] == 2560 + ROW_BUCKETS[-1]
+    _, executor = build("llama", slots=512, options={"max_num_seqs": 256})
     executor.runner.pads = True
-    parts = SimpleNamespace(token_ids=range(tokens), rows=range(chunks), longest=longest)
-    shape = executor.runner._mixed_shape(SimpleNamespace(num_decodes=3, max_context=40, chunks=parts))
+    batch = batch_of(count, tokens, chunks)
+    shape = executor.runner._mixed_shape(batch)
     if kind:
-        assert shape.is_bucket and (shape.tokens, shape.chunks, shape.longest) == kind and shape.rows == 8
+        assert shape.is_bucket and (shape.tokens, shape.rows, shape.chunks) == kind and shape.longest == kind[0]
     else:
-        assert shape == MixedShape(3, tokens, chunks, shape.context, longest)
+        assert shape == MixedShape(count + tokens, count, chunks, shape.context, batch.chunks.longest)
