@@ -103,9 +103,9 @@ def _prefill_kernel(
     QUERIES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Program (query tile, head)."""
-    head = tl.program_id(1)
-    seq, first_query = _place(cu_seqlens_q, num_seqs, tl.program_id(0), SEQS, QUERIES)
+    """Program (head, query tile): the tiles that see the most start first, those of all heads together."""
+    head = tl.program_id(0)
+    seq, first_query = _place(cu_seqlens_q, num_seqs, tl.program_id(1), SEQS, QUERIES)
     if seq >= num_seqs:
         return
     q_begin = tl.load(cu_seqlens_q + seq)
@@ -187,7 +187,7 @@ def paged_prefill_attention(
     _, num_heads, head_dim = q.shape
     block_d = max(16, triton.next_power_of_2(head_dim))
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-    queries, tile, num_warps, num_stages = tiles or _tiles(q.dtype, block_d, max_query_len)
+    queries, tile, num_warps, num_stages = tiles or _tiles(q, block_d, max_query_len)
     batch = cu_seqlens_q.shape[0] - 1
     tensors = (out, q, k_cache, v_cache, block_table, context_lens, cu_seqlens_q)
     strides = (*q.stride()[:2], *out.stride()[:2], *k_cache.stride()[:3], block_table.stride(0))
@@ -196,17 +196,23 @@ def paged_prefill_attention(
     sizes["SEQS"] = max(_LEAST_SEQS, triton.next_power_of_2(batch))
     # Tiles at most: whole ones of all queries, and one of what remains of each sequence.
     num_tiles = min(batch * triton.cdiv(max_query_len, queries), q.shape[0] // queries + batch)
-    launch = _prefill_kernel[(num_tiles, num_heads)]
+    launch = _prefill_kernel[(num_heads, num_tiles)]
     launch(*tensors, scale * LOG2E, *strides, batch, **sizes, num_warps=num_warps, num_stages=num_stages)
     return out
 
 
-def _tiles(dtype: torch.dtype, block_d: int, max_query_len: int) -> tuple[int, int, int, int]:
-    """(queries a program, positions a tile, warps, pipeline stages), as measured (docs/performance.md)."""
-    if dtype == torch.float32:
+def _tiles(q: Tensor, block_d: int, max_query_len: int) -> tuple[int, int, int, int]:
+    """(queries a program, positions a tile, warps, pipeline stages), as measured (docs/performance.md).
+
+    Wide tiles leave room for two programs a multiprocessor, narrow ones for three: they pay where two are enough."""
+    if q.dtype == torch.float32:
         return 16, 32, 4, 1
     if max_query_len <= 16:
         return 16, 64 if block_d <= 128 else 32, 4, 3
-    if max_query_len <= 1024 or block_d > 128:
+    if block_d > 128:
         return 64, 32, 4, 3
-    return 128, 64, 8, 3
+    if max_query_len > 1024 or (max_query_len >= 512 and q.shape[0] >= 4096):
+        return 128, 64, 8, 3
+    sms = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 1
+    wide = triton.cdiv(max_query_len, 64) * q.shape[1] <= 2 * sms
+    return 64, 64 if wide else 32, 4, 3

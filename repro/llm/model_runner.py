@@ -25,9 +25,10 @@ from repro.llm.transfer import upload
 #: batch sizes for which decoding is captured: matrix products cost the same within such a step
 BATCH_BUCKETS = (2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 SMALLEST_CONTEXT_BUCKET = 512
-#: steps with prompts: all tokens, decoding rows, and prompts or parts of them; larger ones run as they are. Matrix
-#: products are made of tiles of 64 or 128 tokens, so that finer sizes would save nothing.
-SIZES, ROW_BUCKETS, CHUNKS = (*range(64, 512, 64), *range(512, 2817, 128)), (64, 128, 256), 64
+#: steps with prompts: all tokens, decoding rows, and prompts or parts of them; larger ones run as they are. The sizes
+#: are finest where most steps of a full server lie.
+SIZES = (64, 128, *range(192, 512, 32), *range(512, 1024, 64), *range(1024, 2817, 128))
+ROW_BUCKETS, CHUNKS = (64, 128, 256), 64
 #: the same where more prompts run, all short: when a busy server begins, and when it has driven many out
 MANY_CHUNKS, MANY_SIZES = 256, (1024, 1536, 2048, 2432, 2816)
 MIXED_CONTEXT_BUCKET = 2048

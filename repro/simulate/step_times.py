@@ -27,6 +27,7 @@ class StepTimes:
     per_context_s          what each token of context adds to any step: it is read once, whatever batch it belongs to
     mixed_seqs, mixed_prompt   [k], [m]  numbers of decoding sequences and of prompt tokens
     mixed_s        [k, m]  a step with both, without any context
+    together       whether mixed_prompt counts the tokens of decoding sequences, too: where both are padded as one
     per_read_s             what each pair of a prompt's token and a stored token before its chunk adds
     shortest_s     no step takes less, whatever noise or a line beyond the table would say; positive, or time would
     stand still"""
@@ -41,6 +42,7 @@ class StepTimes:
     mixed_s: tuple[tuple[float, ...], ...]
     shortest_s: float
     per_read_s: float = 0.0
+    together: bool = False
 
     def __post_init__(self) -> None:
         if not self.shortest_s > 0:
@@ -53,7 +55,8 @@ class StepTimes:
     def of(cls, name: str, rows: Iterable[Mapping[str, Any]], padded: bool) -> "StepTimes":
         """From rows of seqs, prompt_tokens (0: decoding alone), context_tokens, seconds. UserError if some lack.
 
-        Rows with `stored` are chunks that follow as many tokens; without such rows reading these costs nothing."""
+        Rows with `stored` are chunks that follow as many tokens; without such rows reading these costs nothing. Where
+        rows have `step_tokens`, steps with prompts are padded to so many, decoding sequences' tokens included."""
 
         def lacks(what: str) -> UserError:
             return UserError(f"step times of {name}: {what}; measure again")
@@ -74,14 +77,20 @@ class StepTimes:
             seqs: float(np.mean([seconds - slope * context for context, seconds in points]))
             for seqs, points in sorted(decode.items())
         }
-        mixed = {
-            (int(row["seqs"]), int(row["prompt_tokens"])): float(row["seconds"]) - slope * float(row["context_tokens"])
-            for row in rows
-            if row["prompt_tokens"]
-        }
-        if not mixed:
+        with_prompts = [row for row in rows if row["prompt_tokens"]]
+        if not with_prompts:
             raise lacks("no step with a prompt is there")
+        together = with_prompts[0].get("step_tokens") is not None
+        size = "step_tokens" if together else "prompt_tokens"
+        mixed = {
+            (int(row["seqs"]), int(row[size])): float(row["seconds"]) - slope * float(row["context_tokens"])
+            for row in with_prompts
+        }
         seqs, prompts = (tuple(sorted({key[place] for key in mixed})) for place in (0, 1))
+        if together:  # no step is smaller than what decodes in it: the smallest that there is stands for these
+            for count in seqs:
+                least = min(prompt for prompt in prompts if (count, prompt) in mixed)
+                mixed |= {(count, prompt): mixed[count, least] for prompt in prompts if prompt <= count}
         try:
             mixed_s = tuple(tuple(mixed[count, prompt] for prompt in prompts) for count in seqs)
         except KeyError as missing:
@@ -92,7 +101,8 @@ class StepTimes:
             tokens, seconds = int(row["prompt_tokens"]), float(row["seconds"]) - slope * float(row["context_tokens"])
             reads.setdefault((int(row["seqs"]), tokens), []).append((tokens * float(row["stored"]), seconds))
         per_read = _common_slope(reads.values()) if reads else 0.0
-        return cls(name, padded, tuple(alone), tuple(alone.values()), slope, seqs, prompts, mixed_s, shortest, per_read)
+        table = tuple(alone), tuple(alone.values()), slope, seqs, prompts, mixed_s
+        return cls(name, padded, *table, shortest, per_read, together)
 
     def alone(self, seqs: int) -> float:
         """Seconds of a step without context in which `seqs` sequences decode."""
@@ -100,8 +110,11 @@ class StepTimes:
 
     def with_prompts(self, seqs: int, tokens: int) -> float:
         """Seconds of a step of `seqs` decoding sequences without context that prompts of `tokens` tokens join."""
+        if self.together:
+            tokens += seqs
         if self.padded:
-            tokens, seqs = _padded(tokens, self.mixed_prompt), _padded(seqs, self.mixed_seqs)
+            tokens = _padded(tokens, self.mixed_prompt)
+            seqs = seqs if self.together else _padded(seqs, self.mixed_seqs)
         return _line(seqs, self.mixed_seqs, [_line(tokens, self.mixed_prompt, times) for times in self.mixed_s])
 
     def step_times(self, output: SchedulerOutput) -> Iterator[float]:

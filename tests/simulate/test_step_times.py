@@ -70,6 +70,25 @@ def test_between_the_cells_lie_lines_or_with_graphs_the_next_larger_batch():
     assert first_s(padded, num_decode_seqs=4, num_prefill_tokens=17) == pytest.approx(mixed_s(4, 64))
 
 
+def test_where_sequences_and_prompts_are_padded_as_one_their_sum_counts():
+    """A step of 32 tokens cannot have 40 decoding sequences: the smallest that can stands in for the line."""
+    sizes = {4: (16, 64, 256), 40: (64, 256)}
+    mixed = [
+        {"seqs": n, "prompt_tokens": size - n, "step_tokens": size, "context_tokens": 0, "seconds": mixed_s(n, size)}
+        for n, own in sizes.items()
+        for size in own
+    ]
+    steps = StepTimes.of("here", [*rows()[:6], *mixed], True)
+    for row in mixed:
+        assert steps.with_prompts(row["seqs"], row["prompt_tokens"]) == pytest.approx(row["seconds"])
+    assert steps.with_prompts(22, 40) == pytest.approx(mixed_s(22, 64))
+    assert steps.with_prompts(22, 43) == pytest.approx(mixed_s(22, 256))
+    assert steps.with_prompts(4, 3) == pytest.approx(mixed_s(4, 16)) and steps.with_prompts(40, 1) == pytest.approx(
+        mixed_s(40, 64)
+    )
+    assert mixed_s(4, 16) < steps.with_prompts(10, 5) < mixed_s(40, 64)
+
+
 def test_beyond_the_grid_the_last_line_goes_on_and_before_it_the_first_cell_counts():
     for steps in (StepTimes.of("here", rows(), padded) for padded in (False, True)):
         assert steps.alone(12) == pytest.approx(0.022)

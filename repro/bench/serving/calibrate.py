@@ -22,14 +22,15 @@ from repro.engine.loop import Engine
 from repro.engine.scheduler import SchedulerConfig
 from repro.engine.sequence import Request
 from repro.errors import UserError
-from repro.llm.model_runner import BATCH_BUCKETS, MAX_CHUNKS, ROW_BUCKETS, TOKEN_BUCKETS
+from repro.llm.model_runner import BATCH_BUCKETS, SIZES
 from repro.simulate.load import BLOCK_SIZE, GREEDY, PREFIX
 
 SHORT_CONTEXT = 8
 #: tokens of a prompt at most; more are several prompts
 PROMPT = 512
-#: how prompts cost: sequences that decode beside them, and tokens of short ones
+#: how prompts cost: sequences that decode beside them, tokens of prompts in a step, and tokens of short ones
 PREFILL_SEQS, SHORT_PROMPTS = (0, 32, 128), (32, 128)
+PREFILL_TOKENS = (64, 128, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 2560)
 RECOMPUTED_TOKENS = 256
 #: all prompts that are there start at once, whatever decodes beside them
 WHOLE = SchedulerConfig(max_num_batched_tokens=1 << 20)
@@ -39,8 +40,8 @@ _SETTLE = 3  # steps that pass before a duration counts
 @dataclass(frozen=True)
 class Grid:
     """Numbers of sequences that decode alone, `steps` each; of those that decode beside prompts, and of the prompts'
-    tokens, `cycles` each. `chunks` are tokens of a prompt that follow as many as `stored`, whole blocks. What the pool
-    cannot hold is left out."""
+    tokens, `cycles` each (`together`: of both's tokens). `chunks` are tokens of a prompt that follow as many as
+    `stored`, whole blocks. What the pool cannot hold is left out."""
 
     seqs: tuple[int, ...]
     mixed_seqs: tuple[int, ...]
@@ -49,10 +50,11 @@ class Grid:
     cycles: int
     chunks: tuple[int, ...] = (128, 512)
     stored: tuple[int, ...] = (0, 512, 1024, 1408)
+    together: bool = False
 
 
 # The largest batch leaves room for the prompts' own rows.
-GPU_GRID = Grid(BATCH_BUCKETS, (*ROW_BUCKETS[:-1], ROW_BUCKETS[-1] - MAX_CHUNKS), TOKEN_BUCKETS, steps=24, cycles=8)
+GPU_GRID = Grid(BATCH_BUCKETS, (8, 128, 240), SIZES, steps=24, cycles=6, together=True)
 CPU_GRID = Grid((1, 4, 16, 40), (0, 4, 32), (8, 64, 256), steps=8, cycles=2, chunks=(8, 64), stored=(0, 64, 128))
 #: sequences that decode beside a chunk
 CHUNK_SEQS = 8
@@ -69,7 +71,7 @@ def cells(warm: WarmEngine) -> Iterator[Row]:
             if longest > SHORT_CONTEXT:
                 yield _decode(warm, count, context, grid.steps)
     # Every number of sequences with every prompt, or the table has holes: prompts that fit, then sequences that fit
-    # beside the longest.
+    # beside the longest. Where both are counted together, a step has room for a prompt beside its sequences.
     room, taken = 0.95 * slots, BLOCK_SIZE * -(-(SHORT_CONTEXT + _output(grid.cycles)) // BLOCK_SIZE)
     longest = min(room / 2, room - grid.mixed_seqs[0] * taken)
     limit = warm.loaded.config.max_model_len
@@ -77,7 +79,10 @@ def cells(warm: WarmEngine) -> Iterator[Row]:
     for count in grid.mixed_seqs if prompts else ():
         if count * taken + prompts[-1] <= room:
             for prompt in prompts:
-                yield _mixed(warm, count, prompt, grid.cycles)
+                if not grid.together:
+                    yield _mixed(warm, count, prompt, grid.cycles)
+                elif prompt > count:
+                    yield _mixed(warm, count, prompt - count, grid.cycles) | {"step_tokens": prompt}
 
 
 def chunks(warm: WarmEngine) -> Iterator[Row]:
@@ -126,7 +131,7 @@ def prefill(warm: WarmEngine) -> Iterator[Row]:
     computed."""
     warm.use_blocks(BLOCK_SIZE)
     tflops, longest = matrix_tflops(warm.loaded.dtype), warm.loaded.config.max_model_len - 1
-    for count, tokens, part in product(PREFILL_SEQS, TOKEN_BUCKETS, (longest, *SHORT_PROMPTS)):
+    for count, tokens, part in product(PREFILL_SEQS, PREFILL_TOKENS, (longest, *SHORT_PROMPTS)):
         if tokens > part or part == longest:
             row = _mixed(warm, count, tokens, GPU_GRID.cycles, part)
             share = 2 * warm.loaded.config.num_parameters * tokens / row["seconds"] / 1e12 / tflops
