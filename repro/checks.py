@@ -123,6 +123,17 @@ def unfit(kind: str, function: object, does: str, task: str, raised: TracebackTy
     return UserError(f"the {kind} {getattr(function, '__name__', repr(function))} {does}{source}; {task}")
 
 
+def ask(kind: str, function: Callable[..., T], task: str, *given: object) -> T:
+    """What a function of the user's returns; UserError as `unfit`, if it raises anything else."""
+    try:
+        return function(*given)
+    except UserError:
+        raise
+    except Exception as error:
+        does = f"raised {type(error).__name__}: {error}"
+        raise unfit(kind, function, does, task, error.__traceback__) from error
+
+
 def user_facing(what: T) -> T:
     """Decorates a function or a dataclass: a call that does not fit its signature is a UserError, not a TypeError."""
     function: Callable[..., Any] = what.__init__ if inspect.isclass(what) else what

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Items
 from numbers import Real
 from typing import Any
 
-from repro.checks import Named, lookup, shown, unfit
+from repro.checks import ask, lookup, shown, unfit
 from repro.engine.sequence import SequenceGroup
 from repro.errors import UserError
 
@@ -110,22 +110,10 @@ VICTIMS: dict[str, Victim] = {"last": last_in_order}
 def policy_of(name: str, given: object, known: dict[str, Any]) -> Any:
     """The function given, or the one of this name. UserError for anything else."""
     if isinstance(given, str):
-        return lookup(name, Named(name, known), given)
+        return lookup(name, known, given)
     if not callable(given) or isinstance(given, type):
         raise UserError(f"{name} = {shown(given)} cannot be used; give a function, or one of {', '.join(known)}")
     return given
-
-
-def ask(name: str, policy: Callable[..., Any], task: str, *given: object) -> Any:
-    """What the policy returns; UserError, with its own line, if it raises."""
-    try:
-        return policy(*given)
-    except UserError:
-        raise
-    except Exception as error:
-        raise unfit(
-            f"{name} policy", policy, f"raised {type(error).__name__}: {error}", task, error.__traceback__
-        ) from (error)
 
 
 _RANK = "it gets a group as it is seen and must return a finite number, or a tuple of such, the lowest first"
@@ -137,7 +125,7 @@ def rank(policy: Order, group: SequenceGroup, iteration: int, oracle: bool) -> t
     """The group's place in the queue. UserError for a policy that does not say one."""
     if policy is first_come:
         return group.arrival
-    key = ask("order", policy, _RANK, Seen(group, iteration, oracle))
+    key = ask("order policy", policy, _RANK, Seen(group, iteration, oracle))
     numbers = key if isinstance(key, tuple) else (key,)
     if not all(isinstance(one, Real) and math.isfinite(one) for one in numbers):
         raise unfit("order policy", policy, f"returned {shown(key)}", _RANK)
@@ -149,7 +137,7 @@ def victim(policy: Victim, groups: list[SequenceGroup], iteration: int, oracle: 
     if policy is last_in_order:
         return groups[-1]
     seen = [Seen(group, iteration, oracle) for group in groups]
-    chosen = ask("victim", policy, _VICTIM, list(seen))
+    chosen = ask("victim policy", policy, _VICTIM, list(seen))
     place = next((place for place, one in enumerate(seen) if one is chosen), None)
     if place is None:
         raise unfit("victim policy", policy, f"returned {shown(chosen)}", _VICTIM)
@@ -158,7 +146,7 @@ def victim(policy: Victim, groups: list[SequenceGroup], iteration: int, oracle: 
 
 def swaps(policy: Swaps, group: SequenceGroup, iteration: int, oracle: bool) -> bool:
     """Whether the group is to be swapped. UserError for a policy that does not say so."""
-    answer = ask("preemption", policy, _SWAPS, Seen(group, iteration, oracle))
+    answer = ask("preemption policy", policy, _SWAPS, Seen(group, iteration, oracle))
     if not isinstance(answer, bool):
         raise unfit("preemption policy", policy, f"returned {shown(answer)}", _SWAPS)
     return answer

@@ -35,14 +35,15 @@ class SchedulerOutput:
 
     `decodes` run one token a sequence, over `context_tokens` stored tokens in all (in the first iteration, counted once
     per sequence that reads them); `prefills` run their prompts in the same pass. `chunks` are parts of prompts that
-    lack the prompt's end: they give no token (`repro.engine.chunked`). `num_prefill_tokens` counts both."""
+    lack the prompt's end: they give no token (`repro.engine.chunked`). `num_prefill_tokens` counts both. `preempted`
+    says who was driven out, and for whom."""
 
     iteration: int
     decodes: list[SequenceGroup] = field(default_factory=list)
     prefills: list[Prefill] = field(default_factory=list)
     chunks: list[Prefill] = field(default_factory=list)
     cache_ops: list[CacheOp] = field(default_factory=list)
-    preempted: list[SequenceGroup] = field(default_factory=list)
+    preempted: dict[SequenceGroup, SequenceGroup] = field(default_factory=dict)
     num_decode_seqs: int = 0
     context_tokens: int = 0
     num_prefill_tokens: int = 0
@@ -240,7 +241,7 @@ class Scheduler:
             detail = {"mode": "recompute", "tokens": num_stored}
         victim.num_preemptions += 1
         self.num_preemptions += 1
-        output.preempted.append(victim)
+        output.preempted[victim] = requester
         self.record("preempt", victim, requester=requester.request.request_id, **detail)
 
     def _swaps(self, victim: SequenceGroup) -> bool:

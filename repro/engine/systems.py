@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from repro.checks import Named, by_name, flag, instance, lookup, number, user_facing
+from repro.checks import Named, by_name, flag, instance, lookup, user_facing
 from repro.engine.chunked import ChunkedPrefillConfig, ChunkedPrefillScheduler
 from repro.engine.events import Event
 from repro.engine.memory import ContiguousKVCacheManager, KVCacheManager, PagedKVCacheManager, Reservation
 from repro.engine.memory.contiguous import check_reservation, reserve_max, reserve_oracle, reserve_pow2
+from repro.engine.memory.paged import check_watermark
 from repro.engine.memory.prefix_cache import Hashes, PrefixCachingKVCacheManager
 from repro.engine.scheduler import Scheduler
 from repro.engine.scheduler_config import Batching, SchedulerConfig
@@ -48,7 +49,7 @@ class System:
             if self.prefix_caching:
                 raise UserError(f"system {self.name!r}: prefix_caching needs paged memory; leave out the reservation")
         flag("prefix_caching", self.prefix_caching)
-        number("watermark", self.watermark, 0, 1)
+        check_watermark(self.watermark)
 
     @property
     def splits_samples(self) -> bool:
@@ -89,8 +90,12 @@ class System:
 
     def decide(self, manager: KVCacheManager, log: list[Event] | None = None) -> Scheduler:
         """The scheduler of this system, over a memory."""
-        kind = ChunkedPrefillScheduler if isinstance(self.scheduler, ChunkedPrefillConfig) else Scheduler
+        kind = ChunkedPrefillScheduler if self.splits_samples else Scheduler
         return kind(manager, self.scheduler, log)
+
+    def for_length(self, max_model_len: int) -> System:
+        """The same system for a model that takes so many tokens, which a scheduler of today has to know."""
+        return self.with_scheduler(max_model_len=max_model_len) if self.splits_samples else self
 
     @user_facing
     def with_scheduler(self, **changes: object) -> System:

@@ -109,8 +109,7 @@ class LLM:
             loaded = dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, max_model_len=longest))
         self.loaded, self.tokenizer = loaded, loaded.tokenizer
         config = loaded.config
-        if self.system.splits_samples:
-            self.system = self.system.with_scheduler(max_model_len=config.max_model_len)
+        self.system = self.system.for_length(config.max_model_len)
         self.num_blocks = pool.blocks(config, block_size, loaded.device)
         gib_per_block = block_size * config.kv_bytes_per_token / 2**30
         swap_gib = min(self.num_blocks * gib_per_block, 4.0) if swap_gib is None else swap_gib

@@ -30,7 +30,7 @@ class StatusLines(Observer):
         self._output_tokens += output.num_decode_seqs * output.num_iterations + started
         scheduler = engine.scheduler
         if output.preempted and scheduler.num_preemptions == len(output.preempted):
-            first = output.preempted[0].request
+            first = next(iter(output.preempted)).request
             self.say(
                 f"{engine.clock.now:.1f} s: {first} is driven out, since the K/V cache is full. It costs time, not "
                 "tokens. A larger pool or a lower max_num_seqs avoids it; the count so far is in each line below"

@@ -138,9 +138,7 @@ class Load:
         return recording(KINDS[self.workload]) if self.beams else None
 
     def system_on(self, deployment: Deployment) -> System:
-        chosen = of_today(system_for(self.system, deployment, self.workload))
-        if chosen.splits_samples:
-            chosen = chosen.with_scheduler(max_model_len=self.max_model_len)
+        chosen = of_today(system_for(self.system, deployment, self.workload)).for_length(self.max_model_len)
         if self.budget is not None:
             most = min(self.budget, chosen.scheduler.max_num_seqs)
             chosen = chosen.with_scheduler(max_num_batched_tokens=self.budget, max_num_seqs=most)

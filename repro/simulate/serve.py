@@ -134,6 +134,7 @@ def serve(
         cost_model = profiles.faster_transformer_costs(deployment)
     elif cost_model is None:
         cost_model = profiles.cost_model("a100-2023", deployment, block_size, beam_search=sampling.use_beam_search)
+    system = system.for_length(deployment.model.max_model_len)
     block_bytes = block_size * deployment.model.kv_bytes_per_token // deployment.num_gpus
     manager = system.manager(
         deployment.num_blocks(block_size),

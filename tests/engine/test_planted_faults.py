@@ -213,7 +213,7 @@ def a_preempted_request_loses_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def lossy(self: Scheduler, requester: SequenceGroup, output: SchedulerOutput) -> None:
         preempt(self, requester, output)
-        output.preempted[-1].generated_before -= 1
+        next(reversed(output.preempted)).generated_before -= 1
 
     monkeypatch.setattr(Scheduler, "preempt", lossy)
 

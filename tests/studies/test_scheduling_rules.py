@@ -63,7 +63,7 @@ class ForgetsWhatWasGenerated(Scheduler):
 
     def preempt(self, requester, output):
         super().preempt(requester, output)
-        victim = output.preempted[-1]
+        victim = next(reversed(output.preempted))
         if victim.status is Status.WAITING and victim.num_preemptions == 1:
             victim.generated_before //= 2
 

@@ -72,7 +72,7 @@ class AdmitsAfterPreempting(ChunkedPrefillScheduler):
         output = super().schedule()
         if output.preempted:
             output.num_prefill_tokens += 1
-            output.prefills.append(Prefill(output.preempted[0], 1, 0))
+            output.prefills.append(Prefill(next(iter(output.preempted)), 1, 0))
         return output
 
 

@@ -154,9 +154,7 @@ class WarmEngine:
     def ready(self, chosen: System, requests: list[Request]) -> Scheduler:
         """The system's scheduler over the whole pool, and random prompts for its requests, of one sequence each."""
         longest, used = self.loaded.config.max_model_len, self.executor.manager
-        if chosen.splits_samples:
-            chosen = chosen.with_scheduler(max_model_len=longest)
-        pool = used.num_blocks, used.block_size, longest
+        chosen, pool = chosen.for_length(longest), (used.num_blocks, used.block_size, longest)
         manager = chosen.manager(*pool, hashes=self._hashes)
         self.executor.reset(manager)
         for request in requests:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from numbers import Integral
 from typing import Protocol
 
-from repro.checks import unfit, whole
+from repro.checks import ask, unfit, whole
 from repro.engine.memory.buddy import BuddyAllocator
 from repro.engine.memory.interface import CacheOp, KVCacheManager, MemoryUsage, check_parents
 from repro.engine.sequence import Request, SamplingParams, Sequence, SequenceGroup
@@ -28,13 +28,8 @@ def check_reservation(policy: Reservation) -> None:
 
     Whether it reserves enough depends on the request: see `ContiguousKVCacheManager.reserved_tokens`."""
     for prompt, output in ((1, 1), (100, 50), (1000, 333)):
-        try:
-            _whole(policy, policy(Request(0, 0.0, prompt, output, SamplingParams()), 2048))
-        except UserError:
-            raise
-        except Exception as error:
-            does = f"raised {type(error).__name__}: {error}"
-            raise unfit("reservation policy", policy, does, _TASK, error.__traceback__) from error
+        request = Request(0, 0.0, prompt, output, SamplingParams())
+        _whole(policy, ask("reservation policy", policy, _TASK, request, 2048))
 
 
 def _whole(policy: Reservation, output: object) -> int:

@@ -12,6 +12,13 @@ from repro.engine.sequence import Sequence, SequenceGroup
 from repro.errors import UserError
 
 
+def check_watermark(watermark: float) -> float:
+    """The share of the blocks that admission leaves free. UserError unless it is from 0 to below 1."""
+    if number("watermark", watermark, 0) >= 1:
+        raise UserError(f"watermark = {watermark}: the share of blocks kept free at admission must be below 1")
+    return watermark
+
+
 class PagedKVCacheManager(KVCacheManager):
     """Maps each sequence's logical blocks to physical blocks, on demand, one block at a time.
 
@@ -24,9 +31,7 @@ class PagedKVCacheManager(KVCacheManager):
 
     def __init__(self, num_blocks: int, block_size: int = 16, watermark: float = 0.01, num_cpu_blocks: int = 0) -> None:
         super().__init__(num_blocks, block_size)
-        if number("watermark", watermark, 0) >= 1:
-            raise UserError(f"watermark = {watermark}: the share of blocks kept free at admission must be below 1")
-        self.watermark_blocks = int(watermark * num_blocks)
+        self.watermark_blocks = int(check_watermark(watermark) * num_blocks)
         self.gpu = BlockAllocator(self.num_blocks)
         self.cpu = BlockAllocator(whole("num_cpu_blocks", num_cpu_blocks, 0, 2**32))
         self._tables: dict[Sequence, list[int]] = {}

@@ -52,6 +52,7 @@ class CachingBlockAllocator(BlockAllocator):
         super().__init__(num_blocks)
         self._free: dict[int, None] = dict.fromkeys(range(num_blocks))  # in the order of use
         self.found: dict[bytes, int] = {}
+        self.num_changes = 0  # of what is found
         self._holds: dict[int, bytes] = {}
         self.taker: int | None = None
         self.evicted: dict[bytes, int | None] = {}
@@ -61,6 +62,7 @@ class CachingBlockAllocator(BlockAllocator):
         if self.found.setdefault(content, block) == block:
             self._holds[block] = content
             self.evicted.pop(content, None)
+            self.num_changes += 1
 
     def allocate(self) -> int:
         block = next(iter(self._free), None)
@@ -69,6 +71,7 @@ class CachingBlockAllocator(BlockAllocator):
         del self._free[block]
         if (content := self._holds.pop(block, None)) is not None:
             del self.found[content]
+            self.num_changes += 1
             self.evicted[content] = self.taker
             if len(self.evicted) > self.num_blocks:
                 del self.evicted[next(iter(self.evicted))]
@@ -116,6 +119,9 @@ class PrefixCachingKVCacheManager(PagedKVCacheManager):
         self.starts: dict[int, Start] = {}
         self._hashes = hashes
         self._hits: dict[SequenceGroup, int] = {}  # blocks, of groups that have memory
+        # The last answer of `_match`, to whom, and how many changes there had been: who is first in the queue is asked
+        # for in every iteration, and three times when it starts.
+        self._last: tuple[SequenceGroup | None, int, list[int]] = (None, 0, [])
 
     def begin_run(self) -> None:
         """Requests are numbered anew from now on."""
@@ -131,13 +137,17 @@ class PrefixCachingKVCacheManager(PagedKVCacheManager):
 
     def _match(self, group: SequenceGroup) -> list[int]:
         """The blocks that hold the beginning of the tokens of a group that waits, but for the last one."""
-        found: list[int] = []
+        asked, changes, found = self._last
+        if asked is group and changes == self.gpu.num_changes:
+            return found
+        found = []
         several = group.request.sampling.n > 1
         most = (group.request.prompt_tokens if several else group.num_stored(0)) - 1
         for content in self._contents(group, most):
             if (block := self.gpu.found.get(content)) is None:
                 break
             found.append(block)
+        self._last = group, self.gpu.num_changes, found
         return found
 
     def prefix_tokens(self, group: SequenceGroup) -> int:
@@ -187,6 +197,7 @@ class PrefixCachingKVCacheManager(PagedKVCacheManager):
     def free(self, group: SequenceGroup) -> None:
         super().free(group)
         self._hits.pop(group, None)
+        self._last = None, 0, []  # when it comes back, it may have grown
 
     def free_swapped(self, group: SequenceGroup) -> None:
         super().free_swapped(group)
