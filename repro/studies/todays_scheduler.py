@@ -179,24 +179,24 @@ def measures(load: str, scheduler: str, trace: Trace) -> dict[str, Any]:
     }
 
 
-#: columns of "served" -> their axes
+#: columns of "served" -> title and axis of their panels
 SEEN = {
-    "gap_99_ms": "ms between tokens, 99 %",
-    "first_mean_ms": "ms to the first token, mean",
-    "computed_percent": "prompt tokens computed, % of the prompts",
+    "gap_99_ms": ("Time between two tokens", "99th percentile (ms)"),
+    "first_mean_ms": ("Time to the first token", "mean (ms)"),
+    "computed_percent": ("Prompt tokens computed", "share of the prompts (%)"),
 }
 
 
 @house
 def draw(rows: Rows, params: Params) -> dict[str, Figure]:
     loads = list(params.loads)
-    titles = ["Rate at 0.5 s/token over 2023's", *(text.partition(",")[0].capitalize() for text in SEEN.values())]
+    titles = ["Rate at 0.5 s/token over 2023's", *(title for title, _ in SEEN.values())]
     height = 0.55 * len(loads) + 1.2
     figure, axes = plotting.panels(titles, columns=2, width=5.4, height=height)
     rates = rows["crossing"].groupby(["load", "scheduler"])["crossing_rate"].mean().unstack()
     _bars(axes[0], rates.div(rates["2023"], axis=0).loc[loads], "times the rate of 2023's scheduler", "{:.2f}")
     axes[0].axvline(1, color=plotting.GREY, linewidth=0.7)
-    for axis, (column, label) in zip(axes[1:], SEEN.items()):
+    for axis, (column, (_, label)) in zip(axes[1:], SEEN.items()):
         means = rows["served"].groupby(["load", "scheduler"])[column].mean().unstack().loc[loads]
         _bars(axis, means, label, "{:,.0f}")
     for axis in axes[1::2]:
