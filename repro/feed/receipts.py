@@ -20,12 +20,13 @@ all of them together. Merged iterations give bit for bit what single ones give."
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 from repro.checks import shown
 from repro.engine.loop import Engine, Observer
-from repro.engine.scheduler import Batching, Prefill, SchedulerOutput
+from repro.engine.scheduler import Batching, Prefill, Scheduler, SchedulerOutput
 from repro.engine.sequence import Request, SequenceGroup, Status
 from repro.errors import UserError
 from repro.feed.receipt import (
@@ -131,6 +132,8 @@ class Receipts(Observer):
         # Those that decoded do so again, unless one has ended, was driven out, or was swapped in.
         if self._swapped or output.preempted or len(output.decodes) != len(self._decoding):
             self._note_ended()
+        if scheduler.config.batching is Batching.REQUEST:
+            self._note_complete(scheduler)
         self._idle_s += start_s - self._now_s
         self._now_s = start_s
         if output.preempted:
@@ -151,9 +154,6 @@ class Receipts(Observer):
             self._decode(prefill.group, self._compute(prefill, start_s))
         self._queue.note(bool(scheduler.waiting) or not scheduler.admits_on_arrival, not scheduler.waiting, start_s)
         self._prompts = prompts
-        if scheduler.config.batching is Batching.REQUEST:
-            for group in scheduler.running.ending(output.iteration + output.num_iterations):
-                self._turn(self._decoding[group], STALLED)  # until its batch is done
 
     def _begin(self, engine: Engine, output: SchedulerOutput) -> None:
         if self._engine is not None or output.iteration:
@@ -176,10 +176,9 @@ class Receipts(Observer):
         if life is None:
             life = self._lives[request.request_id] = self._new(request, start)
         self._charge(life, start_s)
-        seconds, again, again_s = self._now_s - start_s, min(end, life.stored) - start, 0.0
-        if again > 0:
-            again_s = seconds if life.has_token else seconds * again / (end - start)
-            life.recomputed_tokens += again
+        seconds, again = self._now_s - start_s, max(0, min(end, life.stored) - start)
+        again_s = seconds if life.has_token else seconds * again / (end - start)
+        life.recomputed_tokens += again
         life.causes[RECOMPUTED] += again_s
         life.causes[PROMPT] += seconds - again_s
         life.stored = max(life.stored, end)
@@ -203,6 +202,13 @@ class Receipts(Observer):
             if life.cause is SWAPPED:
                 self._swapped[group] = life
 
+    def _note_complete(self, scheduler: Scheduler) -> None:
+        """Members of a static batch that need no more tokens have been complete since the last iteration."""
+        incomplete = set(scheduler.running.ending(math.inf))
+        for group, life in self._decoding.items():
+            if life.cause is OWN_STEPS and group not in incomplete:
+                self._turn(life, STALLED)
+
     def _note_ended(self) -> None:
         """Whoever has ended did so at the end of the last iteration."""
         finished = Status.FINISHED
@@ -211,13 +217,14 @@ class Receipts(Observer):
             ended += [group for group in self._swapped if group.status is finished]
         if not ended:
             return
-        self._queue.let_move(max(ended, key=_size).request.request_id)
         lives = [self._decoding.pop(group, None) or self._swapped.pop(group) for group in ended]
-        if len(lives) > 1:  # a static batch is done when its last one is
-            last = max(lives, key=lambda life: (life.cause is OWN_STEPS, life.since_s))
+        if any(life.cause is STALLED for life in lives):  # a static batch, which was done when its last one was
+            last = max(lives, key=lambda life: (life.cause is OWN_STEPS, life.since_s)).request.request_id
             for life in lives:
-                if life.cause is STALLED and life is not last:
-                    life.culprit = last.request.request_id
+                life.culprit = last if life.cause is STALLED and life.request.request_id != last else None
+        else:
+            last = max(ended, key=_size).request.request_id
+        self._queue.let_move(last)
         for life in lives:
             self._turn(life, STALLED if life.cause is OWN_STEPS else life.cause)
             # It may have been fetched already: its last token was there before its static batch was done.
