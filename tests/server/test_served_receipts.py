@@ -42,7 +42,7 @@ def test_receipts_of_a_simulated_server(name):
     backend = simulated(name, kv_slots=4096 if name == "orca-max" else 512)
     asked = {"model": MODEL, "max_tokens": 150, "n": 2, "extra_body": {"ignore_eos": True, "receipt": True}}
     with served(backend) as address:
-        made = client_of(address).completions.create(**asked, prompt=[[index] * 60 for index in range(8)])
+        made = client_of(address).completions.create(**asked, prompt=[[index] * 100 for index in range(8)])
         found = checked(made.receipt, 16 if name == "vllm-v1" else 8)
         agree(samples_of(httpx.get(f"{address}/metrics").text), found)
     assert sorted(one["request_id"] for one in found) == list(range(len(found)))
