@@ -1,6 +1,6 @@
 """Watches an engine and says of each request where its time went (see `repro.feed.receipt`).
 
-    receipts = Receipts()
+    receipts = repro.Receipts()
     repro.serve("vllm", "opt-13b", trace, observers=(receipts,))
     print(receipts.of(7)); pandas.DataFrame(receipts.rows())
 
