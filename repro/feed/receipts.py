@@ -218,7 +218,9 @@ class Receipts(Observer):
         if not ended:
             return
         lives = [self._decoding.pop(group, None) or self._swapped.pop(group) for group in ended]
-        if any(life.cause is STALLED for life in lives):  # a static batch, which was done when its last one was
+        if len(lives) == 1:
+            last = lives[0].request.request_id
+        elif any(life.cause is STALLED for life in lives):  # a static batch, which was done when its last one was
             last = max(lives, key=lambda life: (life.cause is OWN_STEPS, life.since_s)).request.request_id
             for life in lives:
                 life.culprit = last if life.cause is STALLED and life.request.request_id != last else None

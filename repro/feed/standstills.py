@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
+from operator import itemgetter
 
 from repro.engine.scheduler import Prefill
 
@@ -59,8 +60,10 @@ class Standstills:
         if not self._stretches:
             return {}
         since = self._stretches[bisect(self._stretches, [since_s, math.inf]) :]
-        waits = sorted([(min(seconds, end_s - since_s), mover) for end_s, seconds, mover, _ in since], reverse=True)
+        if since and since[0][0] - since[0][1] < since_s:  # it came in the middle
+            since[0] = [since[0][0], since[0][0] - since_s, since[0][2]]
+        since.sort(key=itemgetter(1), reverse=True)
         found: dict[int, float] = {}
-        for seconds, mover in waits[:KEPT]:
+        for _, seconds, mover, *_ in since[:KEPT]:
             found[mover] = found.get(mover, 0.0) + seconds
         return found
