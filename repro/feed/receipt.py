@@ -77,7 +77,7 @@ class Receipt:
             "tokens computed again": self.recomputed_tokens,
             "prompt tokens found": self.cached_tokens,
         }
-        counted = [f"{count:,} {what}" for what, count in counts.items() if count]
+        counted = [f"{what} {count:,}" for what, count in counts.items() if count]
         return f"request {self.request_id} took {self.latency_s:.3g} s: " + "; ".join([", ".join(parts), *counted])
 
     def _part(self, cause: str, seconds: float) -> str:

@@ -76,7 +76,7 @@ def test_a_request_is_driven_out_and_computed_again():
     assert causes(second) == {"prompt": 9.5, "preempted": 6.25, "recomputed": 5.75, "own_steps": 1.25}
     assert second.culprits == {"preempted": {0: 6.25}}
     assert (second.num_preemptions, second.recomputed_tokens) == (1, 8)
-    said = "preempted 6.25 s (by request 0 6.25 s), recomputed 5.75 s; 1 preemptions; 8 tokens computed again"
+    said = "preempted 6.25 s (by request 0 6.25 s), recomputed 5.75 s; preemptions 1; tokens computed again 8"
     assert str(second).endswith(said)
     _, unlogged = run(Scheduler(PagedKVCacheManager(4, 4, watermark=0)), *TWO)
     assert unlogged.causes == second.causes and unlogged.culprits == {}
