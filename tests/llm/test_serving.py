@@ -218,10 +218,13 @@ def test_the_cache_is_kept_from_serving_to_serving_and_to_generate(spoken):
     assert engine.generate([PROMPTS[4]], LONG, progress=False).statistics.prompt_tokens_found == 20
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_an_answers_receipts_add_up(spoken, system):
-    """One for each of the engine's requests; those of a run of `generate` come by an observer."""
+def test_an_answers_receipts_add_up(spoken, system, ahead):
+    """One for each of the engine's requests, also where tokens are known an iteration late, as on a GPU; those of a run
+    of `generate` come by an observer."""
     engine, sampling = engine_of(spoken, system), SamplingParams(n=2, seed=1, max_tokens=15)
+    engine.executor.queues_ahead = ahead
     with engine.serving() as serving:
         answers = [serving.add(prompt, sampling) for prompt in PROMPTS]
         for answer in answers:
