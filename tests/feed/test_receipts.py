@@ -16,8 +16,8 @@ from repro.engine.chunked import ChunkedPrefillConfig, ChunkedPrefillScheduler
 from repro.engine.events import Event
 from repro.engine.loop import Engine, Outcome
 from repro.engine.memory import ContiguousKVCacheManager, PagedKVCacheManager, reserve_oracle
-from repro.engine.scheduler import Batching, Scheduler, SchedulerConfig
-from repro.engine.sequence import Request, SamplingParams
+from repro.engine.scheduler import Batching, Prefill, Scheduler, SchedulerConfig, SchedulerOutput
+from repro.engine.sequence import Request, SamplingParams, SequenceGroup
 from repro.errors import UserError
 from repro.feed.receipt import CAUSES, Receipt
 from repro.feed.receipts import Receipts
@@ -27,6 +27,13 @@ from repro.simulate.executor import SimulatedExecutor
 
 #: an iteration takes 1 s, 0.25 s for each sequence that gets a token, and 0.5 s for each token of a prompt
 FLAT = CostModel("test", 1.0, 0.25, 0.0, 0.0, 0.5, 0.0, 0.0, 0.0)
+
+
+class Single(SimulatedExecutor):
+    """Advances no iterations together."""
+
+    def lookahead(self, output: SchedulerOutput, now_s: float, until_s: float) -> int:
+        return 1
 
 
 def run(scheduler: Scheduler, *asked: tuple[float, int, int]) -> list[Receipt]:
@@ -82,6 +89,13 @@ def test_a_request_is_driven_out_and_computed_again():
     assert unlogged.causes == second.causes and unlogged.culprits == {}
 
 
+def test_who_returns_first_lets_the_queue_move_too():
+    """The same two, and a third that waits from 9.5 on: until 0 ends, and 1 returns, then until 1 ends at 22.75."""
+    *_, third = run(Scheduler(PagedKVCacheManager(4, 4, watermark=0)), *TWO, (1, 8, 1))
+    assert causes(third) == {"queued": 21.75, "prompt": 5.25}
+    assert third.culprits == {"queued": {0: 6.25, 1: 7.0}}
+
+
 def test_a_request_is_swapped():
     manager = PagedKVCacheManager(4, 4, watermark=0, num_cpu_blocks=4)
     _, second = run(Scheduler(manager, SchedulerConfig(preemption="swap"), []), *TWO)
@@ -94,6 +108,24 @@ def test_a_prompt_among_decodes():
     first, second = run(Scheduler(PagedKVCacheManager(100)), (0, 2, 9), (4, 2, 1))
     assert causes(first) == {"prompt": 2.25, "own_steps": 10.0, "others_prompts": 1.25}
     assert causes(second) == {"queued": 0.75, "prompt": 2.5} and second.culprits == {}
+
+
+def test_time_between_two_iterations_is_nobodys():
+    """As in real time: half a second before each iteration but the first, which changes no other part."""
+    receipts, requests = Receipts(), [Request(number, 0.0, 2, 4, SamplingParams()) for number in range(2)]
+    engine = Engine(Scheduler(PagedKVCacheManager(100)), Single(FLAT), observers=(receipts,))
+    engine.add(requests[0])
+    for step in range(5):
+        if step == 3:
+            engine.add(requests[1])
+        engine.step()
+        engine.clock.now += 0.5
+    first = receipts.of(0)
+    check(first, 2.25 + 2 * 1.75 + 3.0)
+    assert causes(first) == {"prompt": 2.25, "own_steps": 3 * 1.25, "others_prompts": 1.25, "stalled": 1.5}
+    second = receipts.end(requests[1], engine.clock.now)
+    check(second, engine.clock.now)
+    assert causes(second) == {"queued": 6.25, "prompt": 2.5, "own_steps": 1.25, "stalled": 1.0}
 
 
 def test_a_prompt_in_parts():
@@ -231,3 +263,11 @@ def test_the_longest_standstills_since_any_moment(lengths, since):
     assert set(queue.behind(since).items()) <= {(number, seconds) for seconds, number in waits}
     queue.note(False, True, now)
     assert queue.behind(0.0) == {}
+
+
+def test_who_has_gone_before_the_queue_stood_still_has_not_let_it_move():
+    queue, prompt = Standstills(), Prefill(SequenceGroup(Request(2, 0.0, 9, 1, SamplingParams())), 9, 0)
+    queue.let_move(1)
+    queue.note(True, False, 10.0)
+    queue.move(12.0, [prompt])
+    assert queue.behind(0.0) == {2: 2.0} and queue.behind(11.0) == {2: 1.0} and queue.behind(12.0) == {}
