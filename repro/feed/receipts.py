@@ -79,6 +79,7 @@ class Receipts(Observer):
 
     def __init__(self) -> None:
         self._engine: Engine | None = None
+        self._is_static = False  # it has static batches
         self._lives: dict[int, _Life] = {}  # of those that have not ended
         self._ended: dict[int, _Life] = {}
         self._decoding: dict[SequenceGroup, _Life] = {}
@@ -132,16 +133,14 @@ class Receipts(Observer):
         # Those that decoded do so again, unless one has ended, was driven out, or was swapped in.
         if self._swapped or output.preempted or len(output.decodes) != len(self._decoding):
             self._note_ended()
-        if scheduler.config.batching is Batching.REQUEST:
+        if self._is_static:
             self._note_complete(scheduler)
         self._idle_s += start_s - self._now_s
         self._now_s = start_s
         if output.preempted:
             self._drive_out(engine, output)
         if self._swapped:
-            for group in [group for group in self._swapped if group.status is Status.RUNNING]:
-                self._turn(self._swapped[group], OWN_STEPS)
-                self._decode(group, self._swapped.pop(group))
+            self._resume()
         prompts = [*output.chunks, *output.prefills]
         if prompts:
             self._prompts_s += self._alone.beyond(now_s - start_s)
@@ -152,14 +151,15 @@ class Receipts(Observer):
             self._compute(chunk, start_s)
         for prefill in output.prefills:
             self._decode(prefill.group, self._compute(prefill, start_s))
-        self._queue.note(bool(scheduler.waiting) or not scheduler.admits_on_arrival, not scheduler.waiting, start_s)
+        stands = scheduler.waiting or scheduler.swapped or self._is_static  # for those in it, or who would come now
+        self._queue.note(bool(stands), not scheduler.waiting, start_s)
         self._prompts = prompts
 
     def _begin(self, engine: Engine, output: SchedulerOutput) -> None:
         if self._engine is not None or output.iteration:
             said = "these Receipts have watched another run" if self._engine else "this engine has run before"
             raise UserError(f"{said}; give each run Receipts() of its own, from its beginning")
-        self._engine = engine
+        self._engine, self._is_static = engine, engine.scheduler.config.batching is Batching.REQUEST
 
     # What becomes of requests
 
@@ -201,6 +201,11 @@ class Receipts(Observer):
             life.num_preemptions += 1
             if life.cause is SWAPPED:
                 self._swapped[group] = life
+
+    def _resume(self) -> None:
+        for group in [group for group in self._swapped if group.status is Status.RUNNING]:
+            self._turn(self._swapped[group], OWN_STEPS)
+            self._decode(group, self._swapped.pop(group))
 
     def _note_complete(self, scheduler: Scheduler) -> None:
         """Members of a static batch that need no more tokens have been complete since the last iteration."""
