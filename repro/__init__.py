@@ -5,6 +5,7 @@ Importing the package imports nothing else. Each of these names is imported when
     open                an experiment of experiments/: its rows, figures and verdicts
     experiments         what there is to open, with titles
     serve               one serving run in virtual time: a system, a deployment, a trace
+    Receipts            watches a run, and says of each request where its time went
     make_trace          requests with the paper's lengths, or with lengths of your own
     read_trace          requests from a file of yours, in a public format or as plain CSV
     cost_model          what an iteration is charged in virtual time
@@ -30,6 +31,7 @@ _NAMES = {
     "open": ("repro.harness.experiment", "open"),
     "experiments": ("repro.harness.experiment", "experiments"),
     "serve": ("repro.simulate.serve", "serve"),
+    "Receipts": ("repro.feed.receipts", "Receipts"),
     "make_trace": ("repro.workloads", "make_trace"),
     "read_trace": ("repro.workloads.public", "read_trace"),
     "cost_model": ("repro.simulate.profiles", "cost_model"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
@@ -18,6 +19,8 @@ from repro.engine.memory.prefix_cache import Start
 from repro.engine.sequence import Request
 from repro.errors import UserError
 from repro.feed.driver import Driver
+from repro.feed.receipt import Receipt
+from repro.feed.receipts import Receipts
 
 R = TypeVar("R")
 
@@ -54,6 +57,7 @@ class Handle(Generic[R]):
         self.name, self.requests, self.outcomes = name, list[Request](), list[Outcome]()
         self.pieces: list[Piece] = []
         self.cached_tokens = 0  # of its prompt, found in a prefix cache; known at the end
+        self.receipts: dict[int, Receipt] = {}  # where its time went, by the number of each request that has ended
         self.wakers: list[Callable[[], None]] = []  # called when something has come
         self.on_piece = on_piece
         self._feed = feed
@@ -158,6 +162,7 @@ class Feed:
 
     def __init__(self, watcher: Watcher | None = None, max_waiting: int | None = None) -> None:
         self.handles: dict[int, Handle] = {}  # by the number of each of its requests
+        self.receipts = Receipts()
         self._watcher, self._max_waiting, self.next_id = watcher, max_waiting, 0
 
     def open_engine(self) -> contextlib.AbstractContextManager[Engine]:
@@ -179,6 +184,7 @@ class Feed:
     def start(self) -> None:
         """Begin, in a thread of its own; raises what `open_engine` raises."""
         self.driver = Driver(self.open_engine, self.after_step, self._end)
+        self.engine.observers = (self.receipts, *self.engine.observers)  # nothing has been added yet
 
     def drain(self) -> None:
         """Wait until all that was added has ended."""
@@ -239,6 +245,7 @@ class Feed:
         handle = self.handles.pop(request.request_id)
         if request is handle.requests[0] and (start := self._starts.get(request.request_id)) is not None:
             handle.cached_tokens = start.found
+        self._keep_receipt(handle, request, outcome)
         self._drop(request.request_id)
         if self._watcher is not None:
             self._watcher.ended(request, outcome, reason)
@@ -257,7 +264,13 @@ class Feed:
                 self.engine.abort(request.request_id)
                 if self._watcher is not None:
                     self._watcher.ended(request, outcome, "abort")
+            self._keep_receipt(handle, request, outcome)
             self._drop(request.request_id)
+
+    def _keep_receipt(self, handle: Handle, request: Request, outcome: Outcome) -> None:
+        """A request has ended: when the engine says, or now."""
+        at_s = self.engine.clock.now if math.isnan(outcome.finish_s) else outcome.finish_s
+        handle.receipts[request.request_id] = self.receipts.end(request, at_s)
 
     @property
     def _starts(self) -> dict[int, Start]:

@@ -31,7 +31,7 @@ class Answers:
             for piece in handle.pieces:
                 by_sample[piece.sample].append(piece)
             choices += [self._choice(prompt, pieces) for pieces in by_sample]
-        return {**self._head, "object": self._kind, "choices": choices, "usage": self.usage()}
+        return {**self._head, "object": self._kind, "choices": choices, "usage": self.usage(), **self._receipt()}
 
     def _choice(self, prompt: int, pieces: list[Piece]) -> dict[str, Any]:
         text = "".join(piece.text for piece in pieces)
@@ -48,6 +48,13 @@ class Answers:
         output = sum(handle.output_tokens for handle in self._handles)
         counts = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
         return {**counts, "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in self._handles)}}
+
+    def _receipt(self) -> dict[str, Any]:
+        """Where the time went, if that was asked for: a receipt for each of the engine's requests."""
+        if not self._ask.include_receipt:
+            return {}
+        numbers = [(handle, one.request_id) for handle in self._handles for one in handle.requests]
+        return {"receipt": [handle.receipts[number].to_dict() for handle, number in numbers]}
 
     def _ends(self, prompt: int, piece: Piece) -> dict[str, Any]:
         index = prompt * self._ask.sampling.n + piece.sample
@@ -75,9 +82,10 @@ class Answers:
         return self._chunk([{**choice, "logprobs": self._logprobs(choice["index"], [piece])}])
 
     def closing(self) -> Iterator[dict[str, Any]]:
-        """What comes after the last token: the usage, if it was asked for."""
-        if self._ask.include_usage:
-            yield {**self._chunk([]), "usage": self.usage()}
+        """What comes after the last token: the usage and the receipt, as far as they were asked for."""
+        if self._ask.include_usage or self._ask.include_receipt:
+            usage = {"usage": self.usage()} if self._ask.include_usage else {}
+            yield {**self._chunk([]), **usage, **self._receipt()}
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         kind = f"{self._kind}.chunk" if self._ask.is_chat else self._kind

@@ -111,6 +111,8 @@ class Metrics(Observer):
         last = self._token_s.pop(group, None)
         if reason == "abort" or last is None:
             return
+        if not math.isnan(outcome.finish_s):  # else its static batch goes on without it
+            last = outcome.finish_s
         for name, seconds in (
             ("e2e_request_latency_seconds", last - request.arrival_s),
             ("request_queue_time_seconds", scheduled - request.arrival_s),

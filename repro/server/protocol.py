@@ -52,7 +52,8 @@ _SAMPLING = {
     "length_penalty",
     "early_stopping",
 }
-_COMMON = {"model", "stream", "stream_options", "priority", "logprobs", *_SAMPLING, *_IGNORED, *_NOT_THERE}
+_COMMON = {"model", "stream", "stream_options", "priority", "logprobs", "receipt", *_SAMPLING, *_IGNORED, *_NOT_THERE}
+_STREAM_OPTIONS = ("include_usage", "include_receipt")
 _COMPLETION = {"prompt", *_COMMON}
 _CHAT = {"messages", "max_completion_tokens", "top_logprobs", *_COMMON}
 
@@ -79,6 +80,7 @@ class Ask:
     priority: int
     stream: bool
     include_usage: bool
+    include_receipt: bool
 
 
 def body_of(data: bytes) -> dict[str, Any]:
@@ -145,12 +147,15 @@ def _checked(name: str, check: Any, value: object, *bounds: object) -> Any:
 def _ask(given: dict[str, Any], is_chat: bool, prompts: list[object], logprobs: int | None, longest: object) -> Ask:
     options = _checked("stream_options", instance, given.get("stream_options", {}), dict, "an object")
     for name in options:
-        if name != "include_usage":
-            raise WrongInput(f"stream_options takes include_usage only, not {shown(name)}", "stream_options")
+        if name not in _STREAM_OPTIONS:
+            raise WrongInput(
+                f"stream_options takes {' and '.join(_STREAM_OPTIONS)}, not {shown(name)}", "stream_options"
+            )
     stream = _checked("stream", flag, given.get("stream", False))
     if options and not stream:
         raise WrongInput("stream_options needs stream = true", "stream_options")
-    include_usage = _checked("include_usage", flag, options.get("include_usage", False))
+    include_usage, streams_receipt = (_checked(name, flag, options.get(name, False)) for name in _STREAM_OPTIONS)
+    include_receipt = _checked("receipt", flag, given.get("receipt", False)) or streams_receipt
     priority = _checked("priority", whole, given.get("priority", 0), -(2**63))
     if "model" in given:
         _checked("model", instance, given["model"], str, "a text")
@@ -162,7 +167,8 @@ def _ask(given: dict[str, Any], is_chat: bool, prompts: list[object], logprobs: 
             f"{len(prompts)} prompts x n = {sampling.n} are more than {MOST_CHOICES} choices; ask for fewer at a time"
         )
         raise WrongInput(said, "n")
-    return Ask(is_chat, given.get("model"), prompts, sampling, longest, priority, stream, include_usage)
+    includes = include_usage, include_receipt
+    return Ask(is_chat, given.get("model"), prompts, sampling, longest, priority, stream, *includes)
 
 
 def _sampling(given: dict[str, Any], logprobs: int | None, longest: int | None) -> SamplingParams:

@@ -15,6 +15,7 @@ from tiny import llm, tokens
 
 from repro.engine.sequence import SamplingParams
 from repro.errors import UserError
+from repro.feed.receipts import Receipts
 from repro.llm.pool import PoolSize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -215,3 +216,27 @@ def test_the_cache_is_kept_from_serving_to_serving_and_to_generate(spoken):
     with engine.serving() as serving:
         serving.add(PROMPTS[4], LONG).result(20)
     assert engine.generate([PROMPTS[4]], LONG, progress=False).statistics.prompt_tokens_found == 20
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_an_answers_receipts_add_up(spoken, system, ahead):
+    """One for each of the engine's requests, also where tokens are known an iteration late, as on a GPU; those of a run
+    of `generate` come by an observer."""
+    engine, sampling = engine_of(spoken, system), SamplingParams(n=2, seed=1, max_tokens=15)
+    engine.executor.queues_ahead = ahead
+    with engine.serving() as serving:
+        answers = [serving.add(prompt, sampling) for prompt in PROMPTS]
+        for answer in answers:
+            answer.result()
+            assert sorted(answer.receipts) == [request.request_id for request in answer.requests]
+            for receipt, outcome in ((answer.receipts[one.request.request_id], one) for one in answer.outcomes):
+                latency_s = outcome.finish_s - outcome.request.arrival_s
+                assert receipt.latency_s == pytest.approx(latency_s, rel=0, abs=1e-9)
+                assert sum(receipt.causes.values()) == pytest.approx(latency_s, rel=0, abs=1e-9)
+    receipts = Receipts()
+    engine.generate(PROMPTS, sampling, progress=False, observers=(receipts,))
+    assert len(receipts) == sum(len(answer.requests) for answer in answers)
+    for receipt in receipts:
+        assert sum(receipt.causes.values()) == pytest.approx(receipt.latency_s, rel=0, abs=1e-9)
+        assert receipt.causes["prompt"] > 0 and receipt.causes["own_steps"] > 0

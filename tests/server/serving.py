@@ -49,7 +49,8 @@ def is_whole(backend: Backend) -> bool:
     """Whether no block is held and nothing is remembered of any request."""
     manager = backend.feed.engine.scheduler.manager
     metrics = backend.metrics
-    kept = metrics._scheduled_s, metrics._token_s, metrics._group, backend.feed.handles
+    receipts = backend.feed.receipts
+    kept = metrics._scheduled_s, metrics._token_s, metrics._group, backend.feed.handles, receipts._lives, list(receipts)
     return manager.num_free_blocks == manager.num_blocks and not any(kept)
 
 

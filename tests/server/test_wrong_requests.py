@@ -21,7 +21,7 @@ CHAT = {"model": "opt-13b", "messages": [{"role": "user", "content": "hello"}], 
 NAMES = """
 model prompt messages n max_tokens temperature top_p top_k seed stop stream stream_options logprobs top_logprobs
 min_tokens ignore_eos priority stop_token_ids repetition_penalty presence_penalty frequency_penalty use_beam_search echo
-user what"""
+user receipt what"""
 
 
 @pytest.fixture(scope="module")
