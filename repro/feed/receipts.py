@@ -138,7 +138,7 @@ class Receipts(Observer):
         self._idle_s += start_s - self._now_s
         self._now_s = start_s
         if output.preempted:
-            self._drive_out(engine, output)
+            self._drive_out(output)
         if self._swapped:
             self._resume()
         prompts = [*output.chunks, *output.prefills]
@@ -191,13 +191,13 @@ class Receipts(Observer):
         life.prompts_s, life.idle_s = self._prompts_s, self._idle_s
         self._decoding[group] = life
 
-    def _drive_out(self, engine: Engine, output: SchedulerOutput) -> None:
-        requesters = _requesters(engine, output)
-        for group in output.preempted:
+    def _drive_out(self, output: SchedulerOutput) -> None:
+        for group, requester in output.preempted.items():
             life = self._lives[group.request.request_id]
             if self._decoding.pop(group, None) is not None:  # the newest token's K/V was not stored yet
                 life.stored = max(life.stored, group.num_stored(output.iteration) - 1)
-            self._turn(life, SWAPPED if group.status is Status.SWAPPED else PREEMPTED, requesters.get(group))
+            cause = SWAPPED if group.status is Status.SWAPPED else PREEMPTED
+            self._turn(life, cause, requester.request.request_id)
             life.num_preemptions += 1
             if life.cause is SWAPPED:
                 self._swapped[group] = life
@@ -280,17 +280,6 @@ class _Alone:
         """What an iteration with prompts took longer; it breaks the run."""
         self._num_seqs = 0
         return max(0.0, seconds - (self._until_s - self._since_s) / self._count) if self._count else 0.0
-
-
-def _requesters(engine: Engine, output: SchedulerOutput) -> dict[SequenceGroup, int]:
-    """For whom each was driven out, if the scheduler keeps a log: an output does not say it."""
-    found = {}
-    for event in reversed(engine.scheduler._log or ()):
-        if event.iteration != output.iteration:
-            break
-        if event.kind == "preempt":
-            found[event.request_id] = event.detail["requester"]
-    return {group: found[number] for group in output.preempted if (number := group.request.request_id) in found}
 
 
 def _size(group: SequenceGroup) -> int:
