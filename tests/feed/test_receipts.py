@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import repro
 from repro.engine.chunked import ChunkedPrefillConfig, ChunkedPrefillScheduler
-from repro.engine.events import Event
 from repro.engine.loop import Engine, Outcome
 from repro.engine.memory import ContiguousKVCacheManager, PagedKVCacheManager, reserve_oracle
 from repro.engine.scheduler import Batching, Prefill, Scheduler, SchedulerConfig, SchedulerOutput
@@ -213,10 +212,8 @@ def test_iterations_advanced_together_give_the_same_receipts_to_the_last_bit():
 
 @pytest.mark.parametrize("system", ["vllm", "vllm-v1", "orca-max", "faster-transformer"])
 def test_a_run_of_the_simulator(system):
-    receipts, log = Receipts(), []
-    served = repro.serve(
-        system, "opt-13b", repro.make_trace("sharegpt", 4.0, 60.0, seed=0), observers=(receipts,), log=log
-    )
+    receipts = Receipts()
+    served = repro.serve(system, "opt-13b", repro.make_trace("sharegpt", 4.0, 60.0, seed=0), observers=(receipts,))
     assert len(receipts) == len(served.outcomes)
     for outcome in served.outcomes:
         check(receipts.of(outcome.request.request_id), outcome.finish_s - outcome.request.arrival_s)
