@@ -1,0 +1,95 @@
+"""Probes of what a prompt costs: seen before, for several samples, and beside running streams."""
+
+from __future__ import annotations
+
+from repro.judge.claims import CannotTell, Trial
+from repro.judge.client import Answer
+from repro.judge.ground import Ground, tokens_for
+
+_SAMPLES = 4
+_STREAMS = 3
+
+
+async def prefix_reuse(ground: Ground, trial: Trial) -> None:
+    """A fresh prompt, the same once more, and one of which only the second half is new; one after the other."""
+    ground.need_long()
+    while not trial.is_over:
+        words = ground.words(ground.long)
+        half = words[: len(words) // 2] + ground.words(ground.long)[len(words) // 2 :]
+        fresh_s, seen_s, half_s = [await ground.first_s(" ".join(one)) for one in (words, words, half)]
+        trial.add(seen_s / fresh_s, fresh_s=fresh_s, seen_s=seen_s, second_half_new_s=half_s)
+
+
+async def samples_computed_once(ground: Ground, trial: Trial) -> None:
+    """Four samples of one prompt, and four prompts, for one token each; every prompt is fresh."""
+    ground.need_long()
+    client, tokens = ground.client, ground.long
+    while not trial.is_over:
+        samples = await client.begin([ground.prompt(tokens)], 1, n=_SAMPLES).done()
+        prompts = await client.begin([ground.prompt(tokens) for _ in range(_SAMPLES)], 1).done()
+        trial.add(
+            samples.first_wait_s / prompts.first_wait_s, samples_s=samples.first_wait_s, prompts_s=prompts.first_wait_s
+        )
+
+
+async def chunked_prefill(ground: Ground, trial: Trial) -> None:
+    """A long prompt comes while three streams run. Where it waits until they have ended, it is sent together with
+    them."""
+    ground.need_long()
+    while not trial.is_over:
+        alone_s = await ground.first_s(ground.prompt(ground.longest))
+        waited_s = await _wait_beside(ground, alone_s)
+        how = "came later"
+        if waited_s is None:
+            waited_s, how = await _wait_together(ground, alone_s), "came together"
+        trial.note = f"the long prompt {how}"
+        trial.add(waited_s / alone_s, alone_s=alone_s, longest_gap_s=waited_s, prompt_tokens=float(ground.longest))
+
+
+def _outputs(ground: Ground, alone_s: float) -> int:
+    """Tokens of streams that run until a long prompt is computed, however that is done."""
+    return min(ground.room // 2, 16 + 2 * tokens_for(alone_s, ground.token_s), 512)
+
+
+async def _wait_beside(ground: Ground, alone_s: float) -> float | None:
+    """The longest gap of a running stream until the long prompt has its first token; None if that came when they had
+    all ended."""
+    streams = ground.client.begin(ground.short_prompts(_STREAMS), _outputs(ground, alone_s))
+    await streams.until(lambda: all(len(one.times) >= 3 for one in streams.streams))
+    late = ground.client.begin([ground.prompt(ground.longest)], 1)
+    await late.done()
+    counts = [len(one.times) for one in streams.streams]
+    if streams.task.done():
+        return None
+    await streams.until(lambda: all(len(one.times) >= seen + 2 for one, seen in zip(streams.streams, counts)))
+    await streams.stop()
+    return max(_gaps(streams, late.sent_s))
+
+
+def _gaps(answer: Answer, since_s: float) -> list[float]:
+    """Between two tokens of a stream, of which the second came after that moment."""
+    return [
+        after - before
+        for stream in answer.streams
+        for before, after in zip(stream.times, stream.times[1:])
+        if after > since_s
+    ]
+
+
+async def _wait_together(ground: Ground, alone_s: float) -> float:
+    """The longest time that a short prompt, sent with the long one behind it, is without a token."""
+    prompts = [*ground.short_prompts(_STREAMS), ground.prompt(ground.longest)]
+    if not ground.client.takes_lists:
+        raise CannotTell(
+            "a long prompt waits until running streams have ended, and the server takes no lists of prompts"
+        )
+    answer = ground.client.begin(prompts, _outputs(ground, alone_s))
+    long = answer.streams[-1]
+    await answer.until(lambda: bool(long.times) and all(len(one.times) >= 2 for one in answer.streams))
+    await answer.stop()
+    until_s = long.first_s
+    waits = []
+    for stream in answer.streams[:-1]:
+        times = [answer.sent_s, *stream.times]
+        waits += [after - before for before, after in zip(times, times[1:]) if before < until_s]
+    return max(waits)
