@@ -6,4 +6,4 @@ ground    how fast the server is and how long prompts may be: found out first
 prompts, queues, pool   the probes
 suite     all of them within a budget of time
 ledger    verdicts as rows, one column a server
-run       from what the command line says to a ledger"""
+options, run   from what the command line says to a ledger that is written"""

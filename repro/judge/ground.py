@@ -22,8 +22,8 @@ _WORDS = _LIST.split()
 _USUAL_LEN = 2048
 #: Of a model's length so much is used: how many tokens a text has is known only about.
 _SURE = 0.85
-#: A long prompt's time is this many times that of a short one; with less than the second it tells nothing.
-_LONG, _LEAST_LONG = 8.0, 3.0
+#: A long prompt takes at least this many times as long as a short one, if any does; below the second it tells nothing.
+_LONG, _LEAST_LONG = 5.0, 3.0
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Ground:
 
     short_s      time to first token of a short prompt, when nothing else runs
     token_s      between two tokens of a stream that is alone
-    long         a prompt whose time to first token, `long_s`, is some 8 times `short_s`
+    long         a prompt whose time to first token, `long_s`, is at least 5 times `short_s`
     longest      the longest prompt that is computed within a hundredth of the budget, `longest_s`
     pool         tokens that fit into the server's memory, about; None until a probe has found it out"""
 

@@ -21,15 +21,22 @@ async def prefix_reuse(ground: Ground, trial: Trial) -> None:
 
 
 async def samples_computed_once(ground: Ground, trial: Trial) -> None:
-    """Four samples of one prompt, and four prompts, for one token each; every prompt is fresh."""
+    """Four samples of one prompt, and four prompts; every prompt is fresh. None ends before all have begun: a prompt
+    that can be found once its request has ended would be found by the other samples."""
     ground.need_long()
-    client, tokens = ground.client, ground.long
+    output = min(ground.room - ground.long, 16 + 2 * _SAMPLES * tokens_for(ground.long_s, ground.token_s))
     while not trial.is_over:
-        samples = await client.begin([ground.prompt(tokens)], 1, n=_SAMPLES).done()
-        prompts = await client.begin([ground.prompt(tokens) for _ in range(_SAMPLES)], 1).done()
-        trial.add(
-            samples.first_wait_s / prompts.first_wait_s, samples_s=samples.first_wait_s, prompts_s=prompts.first_wait_s
-        )
+        samples_s = await _all_begun_s(ground.client.begin([ground.prompt(ground.long)], output, n=_SAMPLES))
+        prompts = [ground.prompt(ground.long) for _ in range(_SAMPLES)]
+        prompts_s = await _all_begun_s(ground.client.begin(prompts, output))
+        trial.add(samples_s / prompts_s, samples_s=samples_s, prompts_s=prompts_s)
+
+
+async def _all_begun_s(answer: Answer) -> float:
+    """Until all streams have their first token; then they are stopped."""
+    await answer.until(lambda: all(one.times for one in answer.streams))
+    await answer.stop()
+    return answer.first_wait_s
 
 
 async def chunked_prefill(ground: Ground, trial: Trial) -> None:

@@ -7,10 +7,12 @@ of different requests alone."""
 
 from __future__ import annotations
 
+import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 
-from repro.engine.chunked import ChunkedPrefillConfig, ChunkedPrefillScheduler
+from repro.engine.chunked import ChunkedPrefillScheduler
 from repro.engine.config import DEPLOYMENTS, Deployment
 from repro.engine.memory.prefix_cache import PrefixCachingKVCacheManager, block_hashes
 from repro.engine.policies import Seen
@@ -20,28 +22,43 @@ from repro.engine.systems import System, system
 from repro.server.backend import SimulatedBackend
 from repro.simulate.cost_model import CostModel
 
-#: Prompts of some hundred tokens cost several iterations.
-COSTS = CostModel("virtual", 0.010, 0.0002, 0.0, 0.0, 0.0001, 0.0, 0.0, 0.0)
-MAX_LEN, KV_SLOTS, BUDGET = 1024, 2048, 256
+MAX_LEN = 512
+
+
+class Noisy(CostModel):
+    """Iterations that take up to a third more or less, and every fortieth three times as long."""
+
+    noise = random.Random(0)
+
+    def constant_s(self, output: SchedulerOutput) -> float:
+        times = 3.0 if self.noise.random() < 0.025 else self.noise.uniform(0.75, 1.3)
+        return times * super().constant_s(output)
+
+
+def costs(seed: int) -> CostModel:
+    """An iteration takes 10 ms and a prompt of 128 tokens 50 more."""
+    made = Noisy("virtual", 0.010, 0.0002, 0.0, 0.0, 0.0004, 0.0, 0.0, 0.0)
+    object.__setattr__(made, "noise", random.Random(seed))
+    return made
 
 
 def last_come(group: Seen) -> int:
     return -group.request_id
 
 
-def shortest_prompt(group: Seen) -> int:
-    return group.prompt_tokens
-
-
 class FoundAfterTheEnd(PrefixCachingKVCacheManager):
     """Blocks are found once their request has ended, so samples that run at the same time share none."""
 
+    def __init__(self, *sizes: object, hashes: object) -> None:
+        super().__init__(*sizes, hashes=hashes)
+        self._later: dict[SequenceGroup, list[bytes]] = {}
+
     def _keep(self, group: SequenceGroup, first: int, num_tokens: int) -> None:
-        pass
+        self._later[group] = list(self._contents(group, num_tokens))
 
     def free(self, group: SequenceGroup) -> None:
-        table = self._tables[group.seqs[0]]
-        super()._keep(group, 0, len(table) * self.block_size)
+        for block, content in zip(self._tables[group.seqs[0]], self._later.pop(group)):
+            self.gpu.keep(block, content)
         super().free(group)
 
 
@@ -95,47 +112,58 @@ class Switched(System):
         return self.memory(num_blocks, block_size, self.watermark, num_cpu_blocks, hashes=hashes)
 
     def decide(self, manager, log=None):
-        return super().decide(manager, log) if self.scheduling is None else self.scheduling(manager, self.scheduler, log)
+        return (
+            super().decide(manager, log) if self.scheduling is None else self.scheduling(manager, self.scheduler, log)
+        )
 
 
-class WithMemory(Switched):
-    pass
+def v1(seed: int, **scheduler: object) -> System:
+    """V1 with a small token budget."""
+    settings = {"max_num_seqs": 16, "max_num_batched_tokens": 48 + 8 * (seed % 5), "max_model_len": MAX_LEN}
+    return system("vllm-v1").with_scheduler(**settings | scheduler)
 
 
-def base(kind: type = Switched, **scheduler: object) -> System:
-    v1 = system("vllm-v1")
-    settings = {"max_num_seqs": 32, "max_num_batched_tokens": BUDGET, "max_model_len": MAX_LEN} | scheduler
-    return kind("v1", "V1", ChunkedPrefillConfig(**settings), None, v1.prefix_caching, v1.watermark)
+def with_parts(seed: int, memory: type | None = None, scheduling: type | None = None) -> System:
+    """V1 with another memory or scheduler."""
+    kind, one = type("Parts", (Switched,), {"memory": memory, "scheduling": scheduling}), v1(seed)
+    return kind(one.name, one.label, one.scheduler, None, one.prefix_caching, one.watermark)
 
 
-def with_parts(memory: type | None = None, scheduling: type | None = None) -> System:
-    return base(type("Parts", (Switched,), {"memory": memory, "scheduling": scheduling}))
+def salted(backend: SimulatedBackend) -> SimulatedBackend:
+    """Prompts of other requests are never found, for each request has a salt; its samples have the same."""
+    feed, submit = backend.feed, backend.feed.submit
 
+    def submit_salted(handle, request, sample):
+        if handle.hashes is None:
+            handle.hashes = block_hashes(handle.prompt_ids, feed.manager.block_size, handle.name.encode())
+        submit(handle, request, sample)
 
-def backend_of(chosen: System, salted: bool = False) -> SimulatedBackend:
-    paper = DEPLOYMENTS["opt-13b"]
-    deployment = Deployment(replace(paper.model, max_model_len=MAX_LEN), paper.device, 1, KV_SLOTS)
-    backend = SimulatedBackend(deployment, chosen, COSTS, seed=0)
-    if salted:
-        feed, submit = backend.feed, backend.feed.submit
-
-        def submit_salted(handle, request, sample):
-            if handle.hashes is None:
-                salt = handle.name.encode()
-                handle.hashes = block_hashes(handle.prompt_ids, feed.manager.block_size, salt)
-            submit(handle, request, sample)
-
-        feed.submit = submit_salted
+    feed.submit = submit_salted
     return backend
 
 
-SWITCHED = {
-    "all on": lambda: backend_of(base()),
-    "no sharing by n": lambda: backend_of(with_parts(memory=FoundAfterTheEnd)),
-    "no prefix cache": lambda: backend_of(base(), salted=True),
-    "no preemption": lambda: backend_of(with_parts(memory=WholeOrNot)),
-    "no chunks": lambda: backend_of(base(enable_chunked_prefill=False, max_num_batched_tokens=MAX_LEN + 1)),
-    "last come first": lambda: backend_of(base(order=last_come)),
-    "shortest first": lambda: backend_of(base(order=shortest_prompt)),
-    "batches": lambda: backend_of(with_parts(scheduling=OneBatchAtATime)),
+def simulated(chosen: System, seed: int) -> SimulatedBackend:
+    """Seeds have pools and blocks of different sizes, and other noise."""
+    paper, drawn = DEPLOYMENTS["opt-13b"], random.Random(seed)
+    slots = 32 * drawn.randint(32, 48)
+    deployment = Deployment(replace(paper.model, max_model_len=MAX_LEN), paper.device, 1, slots)
+    return SimulatedBackend(deployment, chosen, costs(seed), drawn.choice([8, 16, 32]), seed=seed)
+
+
+#: what is switched off -> the server without it, and the claims that are about it
+SWITCHED: dict[str, tuple[Callable[[int], SimulatedBackend], set[str]]] = {
+    "nothing": (lambda seed: simulated(v1(seed), seed), set()),
+    "sharing by n": (
+        lambda seed: simulated(with_parts(seed, memory=FoundAfterTheEnd), seed),
+        {"samples_computed_once", "samples_stored_once"},
+    ),
+    "prefix cache": (lambda seed: salted(simulated(v1(seed), seed)), {"prefix_reuse"}),
+    "preemption": (lambda seed: simulated(with_parts(seed, memory=WholeOrNot), seed), {"full_pool_preempts"}),
+    "chunks": (
+        lambda seed: simulated(v1(seed, enable_chunked_prefill=False, max_num_batched_tokens=MAX_LEN + 1), seed),
+        {"chunked_prefill"},
+    ),
+    "first come, for last come": (lambda seed: simulated(v1(seed, order=last_come), seed), {"first_come_order"}),
+    "first come, for shortest": (lambda seed: simulated(v1(seed, order="shortest_prompt"), seed), {"first_come_order"}),
+    "iterations": (lambda seed: simulated(with_parts(seed, scheduling=OneBatchAtATime), seed), {"iteration_batching"}),
 }

@@ -201,7 +201,9 @@ def virtual(monkeypatch: pytest.MonkeyPatch, make: Callable[[], SimulatedBackend
     turns = Turns(loop)
     with monkeypatch.context() as patch:
         patch.setattr("repro.feed.feed.Driver", turns.driver)
-        patch.setattr("repro.server.simulated.time", SimpleNamespace(perf_counter=turns.perf_counter, sleep=turns.sleep))
+        patch.setattr(
+            "repro.server.simulated.time", SimpleNamespace(perf_counter=turns.perf_counter, sleep=turns.sleep)
+        )
         patch.setattr("repro.server.simulated.WallClock", lambda: _LoopClock(loop))
         patch.setattr("repro.server.app.ThreadPoolExecutor", _AtOnce)
         backend = make()
