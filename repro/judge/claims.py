@@ -74,6 +74,7 @@ CLAIMS: dict[str, Claim] = by_name(
         holds=0.5,
         fails=0.7,
         share=0.08,
+        least=5,
     ),
     Claim(
         "samples_computed_once",
@@ -83,6 +84,7 @@ CLAIMS: dict[str, Claim] = by_name(
         holds=0.5,
         fails=0.7,
         share=0.1,
+        least=5,
     ),
     Claim(
         "iteration_batching",

@@ -41,14 +41,17 @@ def read(out: str | Path) -> pd.DataFrame:
     return rows[COLUMNS]
 
 
-def record(out: str | Path, server: str, findings: Sequence[Finding]) -> pd.DataFrame:
-    """Put what is known of a server in place of what was; all rows. WriteError, UserError as `read`."""
+def write(out: str | Path, rows: pd.DataFrame) -> None:
+    """WriteError if it cannot be."""
+    write_atomically(file_of(out), rows.to_csv(index=False, lineterminator="\n").encode())
+
+
+def record(out: str | Path, server: str, findings: Sequence[Finding]) -> None:
+    """Put what is known of a server in place of what was. WriteError; UserError as `read`."""
     rows = read(out)
     new = pd.DataFrame([one.row() for one in findings], columns=COLUMNS)
     kept = rows[rows["server"] != server]
-    rows = pd.concat([kept, new], ignore_index=True) if len(kept) else new
-    write_atomically(file_of(out), rows.to_csv(index=False, lineterminator="\n").encode())
-    return rows
+    write(out, pd.concat([kept, new], ignore_index=True) if len(kept) else new)
 
 
 def table(rows: pd.DataFrame) -> pd.DataFrame:

@@ -171,8 +171,20 @@ async def samples_stored_once(ground: Ground, trial: Trial) -> None:
         try:
             samples = together((await ground.client.begin([ground.prompt(tokens)], output, n=count).done()).streams)
         except Refused as error:
-            samples, trial.note = 0, f"{count} samples: {error}"
+            await _take_samples_of_a_short_one(ground, output, count)
+            samples, trial.note = (
+                0,
+                f"{count} samples of a long prompt are refused, and of a short one are not: {error}",
+            )
         trial.add(samples / apart, samples=float(samples), prompts=float(apart), prompt_tokens=float(tokens))
+
+
+async def _take_samples_of_a_short_one(ground: Ground, output: int, count: int) -> None:
+    """CannotTell if so many samples are refused however short: then it is not what they share."""
+    try:
+        await ground.client.begin(ground.short_prompts(1), output, n=count).done()
+    except Refused as error:
+        raise CannotTell(f"{count} samples are refused, of a short prompt, too: {error}") from None
 
 
 def together(streams: list[Stream]) -> int:

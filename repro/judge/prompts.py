@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from repro.judge.claims import CannotTell, Trial
+import statistics
+
+from repro.judge.claims import CannotTell, Trial, Verdict
 from repro.judge.client import Answer
 from repro.judge.ground import Ground, tokens_for
 
@@ -43,14 +45,16 @@ async def chunked_prefill(ground: Ground, trial: Trial) -> None:
     """A long prompt comes while three streams run. Where it waits until they have ended, it is sent together with
     them."""
     ground.need_long()
+    alone_s = statistics.median([await ground.first_s(ground.prompt(ground.longest)) for _ in range(3)])
     while not trial.is_over:
-        alone_s = await ground.first_s(ground.prompt(ground.longest))
         waited_s = await _wait_beside(ground, alone_s)
         how = "came later"
         if waited_s is None:
             waited_s, how = await _wait_together(ground, alone_s), "came together"
-        trial.note = f"the long prompt {how}"
-        trial.add(waited_s / alone_s, alone_s=alone_s, longest_gap_s=waited_s, prompt_tokens=float(ground.longest))
+        trial.note = f"a prompt of {ground.longest} tokens {how}"
+        trial.add(waited_s / alone_s, alone_s=alone_s, waited_s=waited_s)
+    if trial.claim.decide(trial.values) is Verdict.FAILS:
+        trial.note += "; a token budget of more than that would cut none"
 
 
 def _outputs(ground: Ground, alone_s: float) -> int:
@@ -94,8 +98,9 @@ async def _wait_together(ground: Ground, alone_s: float) -> float:
     long = answer.streams[-1]
     await answer.until(lambda: bool(long.times) and all(len(one.times) >= 2 for one in answer.streams))
     await answer.stop()
-    until_s = long.first_s
-    waits = []
+    until_s, waits = long.first_s, []
+    if any(one.last_s < until_s and one.reason for one in answer.streams[:-1]):
+        raise CannotTell("a long prompt waits until streams beside it have ended, also if it came together with them")
     for stream in answer.streams[:-1]:
         times = [answer.sent_s, *stream.times]
         waits += [after - before for before, after in zip(times, times[1:]) if before < until_s]

@@ -10,7 +10,7 @@ from repro.judge.claims import CannotTell, Trial
 from repro.judge.client import Refused
 from repro.judge.ground import Ground
 
-_NEWCOMERS = 10
+_NEWCOMERS, _MOST_NEWCOMERS = 10, 40
 #: Two first tokens are told apart if they are further apart than this share of an iteration.
 _APART = 0.5
 #: so few of all pairs must be told apart
@@ -38,22 +38,26 @@ async def first_come_order(ground: Ground, trial: Trial) -> None:
     """Prompts of mixed lengths come one after the other, faster than they can be computed. An order that looks at
     lengths differs from that of arrival in about half of the pairs."""
     ground.need_long()
+    count = _NEWCOMERS
     while not trial.is_over:
-        lengths = mixed(ground.rng, _NEWCOMERS, ground.longest)
-        pause_s = min(ground.token_s, ground.longest_s / 20)
-        asked = [ground.client.begin([ground.prompt(ground.longest)], 1)]
-        for tokens in lengths:
-            await asyncio.sleep(pause_s)
-            asked.append(ground.client.begin([ground.prompt(tokens)], 1))
-        firsts = [(await one.done()).streams[0].first_s for one in asked[1:]]
-        pairs = [
-            (early, late)
-            for early, late in itertools.combinations(firsts, 2)
-            if abs(early - late) > _APART * ground.token_s
-        ]
-        if len(pairs) < _LEAST_PAIRS * _NEWCOMERS * (_NEWCOMERS - 1) / 2:
+        firsts = await _first_tokens(ground, mixed(ground.rng, count, ground.longest))
+        apart_s = _APART * ground.token_s
+        pairs = [(early, late) for early, late in itertools.combinations(firsts, 2) if abs(early - late) > apart_s]
+        if len(pairs) >= _LEAST_PAIRS * count * (count - 1) / 2:
+            trial.add(sum(early > late for early, late in pairs) / len(pairs), pairs_told_apart=float(len(pairs)))
+        elif count == _MOST_NEWCOMERS:
             raise CannotTell("too many first tokens come at the same time: no queue could be built")
-        trial.add(sum(early > late for early, late in pairs) / len(pairs), pairs_told_apart=float(len(pairs)))
+        else:
+            count *= 2
+
+
+async def _first_tokens(ground: Ground, lengths: list[int]) -> list[float]:
+    """When prompts of these lengths, which come in this order behind a long one, have their first tokens."""
+    asked = [ground.client.begin([ground.prompt(ground.longest)], 1)]
+    for tokens in lengths:
+        await asyncio.sleep(min(ground.token_s, ground.longest_s / 20))
+        asked.append(ground.client.begin([ground.prompt(tokens)], 1))
+    return [(await one.done()).streams[0].first_s for one in asked[1:]]
 
 
 def mixed(rng: random.Random, count: int, longest: int) -> list[int]:

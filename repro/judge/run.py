@@ -115,9 +115,10 @@ def judge_all(servers: dict[str, str], out: Path, asked: Asked, progress_of: Pro
     found before. What is returned says of servers that went away meanwhile.
 
     UserError for what cannot be, and for a server that does not answer, before any is judged."""
-    ledger.read(out)
+    rows = ledger.read(out)
     for url in servers.values():
         asyncio.run(_look(url, asked))
+    ledger.write(out, rows)  # whether it can be is better known now
     gone = []
     for name, url in servers.items():
         progress = progress_of(f"judge {name}", [("claim", CLAIMS[claim].share) for claim in PROBES])

@@ -142,10 +142,10 @@ def salted(backend: SimulatedBackend) -> SimulatedBackend:
     return backend
 
 
-def simulated(chosen: System, seed: int) -> SimulatedBackend:
+def simulated(chosen: System, seed: int, kv_slots: int | None = None) -> SimulatedBackend:
     """Seeds have pools and blocks of different sizes, and other noise."""
     paper, drawn = DEPLOYMENTS["opt-13b"], random.Random(seed)
-    slots = 32 * drawn.randint(32, 48)
+    slots = kv_slots or 32 * drawn.randint(32, 48)
     deployment = Deployment(replace(paper.model, max_model_len=MAX_LEN), paper.device, 1, slots)
     return SimulatedBackend(deployment, chosen, costs(seed), drawn.choice([8, 16, 32]), seed=seed)
 
