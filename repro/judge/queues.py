@@ -8,7 +8,7 @@ import random
 
 from repro.judge.claims import CannotTell, Trial
 from repro.judge.client import Refused
-from repro.judge.ground import Ground
+from repro.judge.ground import Ground, tokens_for
 
 _NEWCOMERS, _MOST_NEWCOMERS = 10, 40
 #: Two first tokens are told apart if they are further apart than this share of an iteration.
@@ -21,7 +21,7 @@ _MOST_CLIENTS = 256
 
 async def iteration_batching(ground: Ground, trial: Trial) -> None:
     """A short request comes while a long one runs alone."""
-    tokens = min(64, ground.room // 2)
+    tokens = min(ground.room // 2, max(64, tokens_for(10 * ground.short_s, ground.token_s)))
     while not trial.is_over:
         running = ground.client.begin(ground.short_prompts(1), tokens)
         await running.until(lambda one=running: len(one.streams[0].times) >= 4)

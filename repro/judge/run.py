@@ -42,7 +42,7 @@ def address(target: str) -> str:
     """A server's address without a path. UserError for what is none."""
     try:
         parts = urlsplit(target)
-        usable = parts.scheme in ("http", "https") and parts.hostname and not (parts.query or parts.fragment)
+        usable = parts.scheme in ("http", "https") and parts.hostname and not re.search(r"[\s?#]", target)
         _ = parts.port
         httpx.URL(target)
     except (ValueError, httpx.InvalidURL):

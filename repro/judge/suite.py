@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
-from repro.judge.claims import CLAIMS, CannotTell, Finding, Trial, Verdict
+from repro.judge.claims import CLAIMS, CannotTell, Finding, Trial
 from repro.judge.client import Client, Refused
 from repro.judge.ground import Ground, survey
 from repro.judge.pool import full_pool_preempts, samples_stored_once
@@ -48,7 +48,7 @@ async def judge(
     now = asyncio.get_running_loop().time
     end_s = now() + budget_s
     ground = Ground(client, random.Random(f"{seed}/{name}"), budget_s, now() + _SURVEY_SHARE * budget_s)
-    unfit = await _within(ground, survey(ground), "the survey took longer than its part of the budget")
+    unfit = await _within(ground, survey(ground))
     shares = {claim: CLAIMS[claim].share for claim in PROBES}
     for claim, probe in PROBES.items():
         begun(claim)
@@ -56,26 +56,20 @@ async def judge(
         ground.end_s = now() + (end_s - now()) * shares[claim] / sum(shares.values())
         del shares[claim]
         before = await client.counters()
-        if not unfit:
-            said = f"the time was up after {{}} of {trial.claim.least} repeats; give a larger --budget"
-            failed = await _within(ground, probe(ground, trial), said)
-            if failed:
-                trial.verdict, trial.note = Verdict.UNDECIDED, failed.format(len(trial.values))
-        else:
-            trial.note = unfit
-        trial.note = "; ".join(filter(None, (trial.note, *ground.said)))
+        why = unfit or await _within(ground, probe(ground, trial))
+        trial.note = "; ".join(filter(None, (trial.note, why, *ground.said)))
         after = await client.counters()
         trial.numbers |= {f"server_says:{one}": after[one] - before[one] for one in after if one in before}
         found(trial.finding(name, client.model, client.url, seed))
 
 
-async def _within(ground: Ground, work: Awaitable[None], late: str) -> str:
-    """Do it until its time is up; why it came to nothing, or "". Nothing of it runs any more afterwards."""
+async def _within(ground: Ground, work: Awaitable[None]) -> str:
+    """Do it until its time is up; why it did not come to its end, or "". Nothing of it runs any more afterwards."""
     try:
         async with asyncio.timeout(max(0.0, ground.left_s())):
             await work
     except TimeoutError:
-        return late
+        return "its part of the time was up; give a larger --budget"
     except (CannotTell, Refused) as error:
         return str(error)
     finally:
