@@ -19,10 +19,13 @@ from repro.engine.policies import Seen
 from repro.engine.scheduler import SchedulerOutput
 from repro.engine.sequence import SequenceGroup
 from repro.engine.systems import System, system
+from repro.judge.suite import PROBES
 from repro.server.backend import SimulatedBackend
 from repro.simulate.cost_model import CostModel
 
 MAX_LEN = 512
+#: claims that have a verdict, in their order
+JUDGED = [name for name in PROBES if name != "throughput"]
 
 
 class Noisy(CostModel):

@@ -155,7 +155,7 @@ def test_a_server_that_is_killed_is_one_line_and_what_was_found_is_kept(capsys, 
 
 def test_a_whole_run_over_a_socket(capsys, tmp_path):
     """Verdicts that hang on the machine's speed are not looked at."""
-    with served(simulated(cost_model=CostModel("10 ms", 0.01, 0, 0, 0, 0, 0, 0, 0))) as address:
+    with served(simulated(kv_slots=1024, cost_model=CostModel("slow", 0.005, 0.002, 0, 0, 0, 0, 0, 0))) as address:
         assert main(["judge", "--target", f"{address}/v1", "--out", str(tmp_path / "l.csv"), "--budget", "20s"]) == 0
         assert httpx.get(f"{address}/health").status_code == 200
     rows = ledger.read(tmp_path / "l.csv").set_index("claim")

@@ -21,6 +21,9 @@ import pytest
 
 from repro.engine.clock import Clock
 from repro.feed.driver import EngineEnded
+from repro.judge.claims import Finding
+from repro.judge.client import Client
+from repro.judge.suite import judge
 from repro.server.app import make_app
 from repro.server.backend import SimulatedBackend
 
@@ -57,9 +60,11 @@ class Turns:
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
-        self._mine, self._theirs = threading.Semaphore(0), threading.Semaphore(0)
+        self._mine, self._theirs = threading.Lock(), threading.Lock()  # whoever waits acquires, the other releases
+        self._mine.acquire()
+        self._theirs.acquire()
         self._inbox: list[tuple[Callable[[], Any], Future]] = []
-        self._waits = self._ends = False
+        self._waits = self._ends = self._has_ended = False
 
     def perf_counter(self) -> float:
         return self._loop.now_s
@@ -79,7 +84,7 @@ class Turns:
 
     def later(self, work: Callable[[], Any]) -> Future:
         done: Future = Future()
-        if self._ends:
+        if self._ends or self._has_ended:
             raise EngineEnded("this engine has ended; begin another one")
         self._inbox.append((work, done))
         if self._waits:
@@ -90,8 +95,9 @@ class Turns:
     def close(self) -> None:
         """Nothing is asked any more: let what runs come to its end."""
         self._ends = True
-        while self._thread.is_alive():
+        while not self._has_ended:
             self._turn()
+        self._thread.join()
 
     def _turn(self) -> None:
         """In the loop: let the thread work until it sleeps or has nothing to do."""
@@ -104,22 +110,30 @@ class Turns:
 
     def _run(self) -> None:
         open_engine, after_step, at_end = self._parts
-        with open_engine() as engine:
-            while not self._ends:
-                inbox, self._inbox = self._inbox, []
-                for work, done in inbox:
-                    try:
-                        done.set_result(work())
-                    except Exception as error:  # noqa: BLE001 - it belongs to the caller
-                        done.set_exception(error)
-                if engine.scheduler.has_work:
-                    engine.step()
-                    after_step()
-                elif not self._inbox:
-                    self._waits = True
-                    self._pass()
-        at_end(None)
+        failure = None
+        try:
+            with open_engine() as engine:
+                while not self._ends:
+                    self._work()
+                    if engine.scheduler.has_work:
+                        engine.step()
+                        after_step()
+                    elif not self._inbox:
+                        self._waits = True
+                        self._pass()
+        except Exception as error:  # noqa: BLE001 - all that wait must hear of it
+            failure = error
+        at_end(failure)
+        self._has_ended = True
         self._theirs.release()
+
+    def _work(self) -> None:
+        inbox, self._inbox = self._inbox, []
+        for work, done in inbox:
+            try:
+                done.set_result(work())
+            except Exception as error:  # noqa: BLE001 - it belongs to the caller
+                done.set_exception(error)
 
 
 class _LoopClock(Clock):
@@ -230,3 +244,9 @@ class VirtualServer:
                 return await work(http)
 
         return self.loop.run_until_complete(main())
+
+    def findings(self, seed: int = 0, budget_s: float = 120.0) -> dict[str, Finding]:
+        """What a judge finds, by claim."""
+        found: list[Finding] = []
+        self.run(lambda http: judge(Client(http), "it", budget_s, seed, found.append))
+        return {one.claim: one for one in found}
