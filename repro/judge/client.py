@@ -63,7 +63,6 @@ class Answer:
         self.sent_s = sent_s
         self.streams = [Stream() for _ in range(count)]
         self.prompt_tokens: int | None = None  # of all prompts, if the server says it
-        self.cached_tokens: int | None = None  # those of them that it has found in its cache, if it says so
         self.task: asyncio.Task[None]
         self._changed = asyncio.Event()
 
@@ -221,8 +220,6 @@ class Client:
                         stream.reason = choice.get("finish_reason") or stream.reason
                     if usage := chunk.get("usage"):
                         answer.prompt_tokens = (answer.prompt_tokens or 0) + usage["prompt_tokens"]
-                        found = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-                        answer.cached_tokens = answer.cached_tokens if found is None else found
                     answer.note()
         if not all(stream.times for stream in answer.streams[first : first + n]):
             raise Refused(f"{self.url} ended a stream that had no token", 500)

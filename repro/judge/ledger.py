@@ -38,6 +38,10 @@ def read(out: str | Path) -> pd.DataFrame:
         raise UserError(f"{path} cannot be read as a ledger: {error}; name another file with --out") from None
     if missing:
         raise UserError(f"{path} is no ledger: it has no column {min(missing)}; name another file with --out")
+    if rows.duplicated(["server", "claim"]).any():
+        raise UserError(
+            f"{path} has a claim of a server twice; remove one of the rows, or name another file with --out"
+        )
     return rows[COLUMNS]
 
 

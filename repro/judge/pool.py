@@ -47,7 +47,7 @@ class Wave:
 
 async def send(ground: Ground, count: int, length: int) -> Wave:
     """Send one wave of requests of that length. CannotTell if it would take too long; Refused."""
-    output = max(_LEAST_OUTPUT, length // 3)
+    output = max(_LEAST_OUTPUT, length // 2)  # long ones: the last request begins before the first one ends
     prompt = length - output
     seconds = count * prompt * ground.longest_s / ground.longest + 2 * output * ground.token_s
     if seconds > ground.left_s():
@@ -62,14 +62,14 @@ def look(answer: Answer, prompt: int, output: int, ends_are_known: bool = True) 
     """What the streams of a wave did."""
     streams = answer.streams
     stalls = [longest_stall(one, streams) for one in streams]
+    stood_still, _ = max(stalls)
     begun = [since for tokens, since in stalls if tokens >= CLAIMS["full_pool_preempts"].holds]
     at_once = most_at_once(streams)
-    longest = max(stalls)
     return Wave(
         prompt=prompt,
         output=output,
         count=len(streams),
-        stood_still=longest[0],
+        stood_still=stood_still,
         stalled=len(begun),
         at_once=at_once,
         waited=max(one.first_s for one in streams) > min(one.last_s for one in streams),
@@ -110,11 +110,11 @@ async def full_pool_preempts(ground: Ground, trial: Trial) -> None:
         except Refused as error:
             raise CannotTell(f"{count} requests of {length} tokens at once: {error}") from None
         if not wave.complete:
-            _conclude(ground, trial, wave, "outputs were cut off")
+            _conclude(trial, wave, "outputs were cut off")
             trial.verdict = Verdict.FAILS
             return
         if wave.stalled:
-            _conclude(ground, trial, wave, f"{wave.stalled} of {count} streams stood still and went on to their end")
+            _conclude_stalled(ground, trial, wave)
             return
         if wave.waited:
             break
@@ -130,21 +130,30 @@ async def full_pool_preempts(ground: Ground, trial: Trial) -> None:
 async def _tell_memory_from_cap(ground: Ground, trial: Trial, wave: Wave) -> None:
     """Requests waited, and none stood still: memory was promised to those that ran, or no more than so many may run.
     Of requests half as long memory would take more; no cap would."""
-    half = await send(ground, 2 * wave.at_once + 4, max(2 * _LEAST_OUTPUT, (wave.prompt + wave.output) // 2))
-    if half.at_once >= 1.5 * wave.at_once and not half.stalled:
+    length = wave.prompt + wave.output
+    half = await send(ground, 2 * wave.at_once + 4, max(2 * _LEAST_OUTPUT, length // 2))
+    if half.stalled:
+        _conclude_stalled(ground, trial, half)
+    elif half.at_once >= 1.5 * wave.at_once:
+        ground.pool = wave.held
         said = f"requests wait outside until they fit whole: {wave.at_once} at once, {half.at_once} of half the length"
-        _conclude(ground, trial, wave, said)
-        return
-    if wave.prompt + wave.output < ground.room:
-        wave = await send(ground, wave.at_once + 4, ground.room)
-    said = f"{wave.at_once} run at once, none of which ever stood still, at the model's full length either"
-    if wave.stalled:
-        said = f"{wave.stalled} of {wave.count} streams stood still and went on to their end"
-    _conclude(ground, trial, wave, said)
+        _conclude(trial, wave, said)
+    else:
+        if length < ground.room:
+            wave = await send(ground, wave.at_once + 4, ground.room)
+        if wave.stalled:
+            _conclude_stalled(ground, trial, wave)
+        else:  # how large the pool is nobody can tell
+            said = f"no more than {wave.at_once} run at once, and none of them stood still at the model's full length"
+            _conclude(trial, wave, said)
 
 
-def _conclude(ground: Ground, trial: Trial, wave: Wave, said: str) -> None:
+def _conclude_stalled(ground: Ground, trial: Trial, wave: Wave) -> None:
     ground.pool = wave.held
+    _conclude(trial, wave, f"{wave.stalled} of {wave.count} streams stood still and went on to their end")
+
+
+def _conclude(trial: Trial, wave: Wave, said: str) -> None:
     trial.add(float(wave.stood_still))
     trial.note = said
     trial.numbers |= {
@@ -152,7 +161,7 @@ def _conclude(ground: Ground, trial: Trial, wave: Wave, said: str) -> None:
         "tokens_each": float(wave.prompt + wave.output),
         "at_once": float(wave.at_once),
         "streams_stalled": float(wave.stalled),
-        "pool_tokens_about": wave.held,
+        "tokens_held": wave.held,
     }
 
 
@@ -165,24 +174,23 @@ async def samples_stored_once(ground: Ground, trial: Trial) -> None:
     if count > _MOST_SAMPLES:
         raise CannotTell(f"the pool holds some {ground.pool:.0f} tokens: that would take {count} samples")
     output = min(_SAMPLE_TOKENS, ground.room - tokens)
+    free = await _samples_of_a_short_one(ground, output, count)
     while not trial.is_over:
         different = await ground.client.begin([ground.prompt(tokens) for _ in range(count)], output).done()
         apart = together(different.streams)
+        if free < trial.claim.holds * apart:
+            raise CannotTell(f"no more than {free} samples run at once, however short their prompt is")
         try:
             samples = together((await ground.client.begin([ground.prompt(tokens)], output, n=count).done()).streams)
         except Refused as error:
-            await _take_samples_of_a_short_one(ground, output, count)
-            samples, trial.note = (
-                0,
-                f"{count} samples of a long prompt are refused, and of a short one are not: {error}",
-            )
+            samples, trial.note = 0, f"{count} samples of a long prompt are refused: {error}"
         trial.add(samples / apart, samples=float(samples), prompts=float(apart), prompt_tokens=float(tokens))
 
 
-async def _take_samples_of_a_short_one(ground: Ground, output: int, count: int) -> None:
-    """CannotTell if so many samples are refused however short: then it is not what they share."""
+async def _samples_of_a_short_one(ground: Ground, output: int, count: int) -> int:
+    """How many samples run at once where memory is no matter. CannotTell if so many are refused."""
     try:
-        await ground.client.begin(ground.short_prompts(1), output, n=count).done()
+        return together((await ground.client.begin(ground.short_prompts(1), output, n=count).done()).streams)
     except Refused as error:
         raise CannotTell(f"{count} samples are refused, of a short prompt, too: {error}") from None
 

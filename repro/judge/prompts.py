@@ -94,7 +94,7 @@ async def _wait_together(ground: Ground, alone_s: float) -> float:
         raise CannotTell(
             "a long prompt waits until running streams have ended, and the server takes no lists of prompts"
         )
-    answer = ground.client.begin(prompts, _outputs(ground, alone_s))
+    answer = ground.client.begin(prompts, min(_outputs(ground, alone_s), ground.max_len - ground.room))
     long = answer.streams[-1]
     await answer.until(lambda: bool(long.times) and all(len(one.times) >= 2 for one in answer.streams))
     await answer.stop()

@@ -89,6 +89,8 @@ async def throughput(ground: Ground, trial: Trial) -> None:
         if count >= 4 and rates[count] < 1.05 * max(rates[count // 2], rates[count // 4]):
             break
         count *= 2
+    if not rates:
+        raise CannotTell("nothing was served")
     best = max(rates.values())
     knee = min(count for count, rate in rates.items() if rate >= 0.9 * best)
     trial.add(best)

@@ -42,7 +42,7 @@ def address(target: str) -> str:
     """A server's address without a path. UserError for what is none."""
     try:
         parts = urlsplit(target)
-        usable = parts.scheme in ("http", "https") and parts.hostname and not re.search(r"[\s?#]", target)
+        usable = parts.scheme in ("http", "https") and parts.hostname and not re.search(r"[\s?#@]", target)
         _ = parts.port
         httpx.URL(target)
     except (ValueError, httpx.InvalidURL):
@@ -98,10 +98,8 @@ class Asked:
     def __post_init__(self) -> None:
         whole("--seed", self.seed)
         number("--budget, in seconds,", self.budget_s, LEAST_BUDGET_S)
-        try:
-            self.http("http://localhost")
-        except UnicodeEncodeError:
-            raise UserError("the API key is no text; give another one with --api-key") from None
+        if not (self.api_key or "").isprintable():
+            raise UserError("the API key cannot be sent, for it is no line of text; give another one with --api-key")
 
     def http(self, url: str) -> httpx.AsyncClient:
         """A client with the key, as many connections as it takes, and time for whatever a model computes."""

@@ -42,13 +42,14 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["--target", "http://x:99999"], "'http://x:99999' is no address"),
         (["--target", "http://a b"], "'http://a b' is no address"),
         (["--target", "http://x/v1?y=1"], "is no address"),
+        (["--target", "http://me:secret@x"], "is no address"),
         (["--target", "http://x", "http://x/v1/"], "the names 'x', 'x' do not tell the servers apart"),
         (["--target", "http://x", "--name", "a", "b"], "2 names for 1 targets"),
         (["--target", "http://x", "--name", " "], "do not tell the servers apart"),
         (["--target", "http://x", "--budget", "soon"], "budget 'soon' is no length of time"),
         (["--target", "http://x", "--budget", "1s"], "--budget, in seconds, = 1.0 must be"),
         (["--target", "http://x", "--seed", "-1"], "--seed = -1 must be a whole number"),
-        (["--target", "http://x", "--api-key", "\udcff"], "the API key is no text"),
+        (["--target", "http://x", "--api-key", "\udcff"], "the API key cannot be sent"),
         (["--target", "http://127.0.0.1:1"], "http://127.0.0.1:1 does not answer"),
         (["--target", "http://nobody.invalid"], "http://nobody.invalid does not answer"),
     ],
@@ -148,9 +149,10 @@ def test_a_server_that_is_killed_is_one_line_and_what_was_found_is_kept(capsys, 
         finally:
             process.kill()
     error = one_line(capsys)
-    assert f"dying: {dying} does not answer: " in error and "1 of 8 claims were judged before" in error
-    rows = ledger.read(tmp_path)
-    assert list(rows["server"]).count("dying") == 1 and list(rows["server"]).count("living") == 8
+    servers = list(ledger.read(tmp_path)["server"])
+    kept = servers.count("dying")  # a claim that needs no further request may be among them
+    assert f"dying: {dying} does not answer: " in error and f" {kept} of 8 claims were judged before" in error
+    assert 1 <= kept < 8 and servers.count("living") == 8
 
 
 def test_a_whole_run_over_a_socket(capsys, tmp_path):

@@ -58,7 +58,7 @@ def test_a_verdict_has_the_numbers_that_it_follows_from(monkeypatch):
         assert one.low <= one.value <= one.high and one.repeats >= CLAIMS[claim].least
         assert one.statistic and one.evidence and (one.threshold or claim == "throughput")
     numbers = {claim: json.loads(one.numbers) for claim, one in found.items()}
-    assert 0.8 * slots <= numbers["full_pool_preempts"]["pool_tokens_about"] <= slots
+    assert 0.8 * slots <= numbers["full_pool_preempts"]["tokens_held"] <= slots
     assert numbers["full_pool_preempts"]["server_says:vllm:num_preemptions_total"] > 0
     assert numbers["prefix_reuse"]["server_says:vllm:prefix_cache_hits_total"] > 0
     assert numbers["prefix_reuse"]["seen_s"] < numbers["prefix_reuse"]["second_half_new_s"]
@@ -74,6 +74,16 @@ def test_a_server_whose_prompts_cost_nothing_is_not_judged_by_their_times(monkey
     by_times = {"prefix_reuse", "samples_computed_once", "chunked_prefill", "first_come_order"}
     assert {claim for claim, one in found.items() if one.verdict == "undecided"} == by_times
     assert all("too near to tell" in found[claim].note and found[claim].repeats == 0 for claim in by_times)
+
+
+def test_a_cap_of_sequences_is_not_taken_for_memory(monkeypatch):
+    """A pool that four times the sequences could not fill: nothing is ever driven out, and what samples take of it
+    cannot be told."""
+    with virtual(monkeypatch, lambda: simulated(v1(0, max_num_seqs=4), 0, kv_slots=16 * MAX_LEN)) as server:
+        found = server.findings()
+    assert found["full_pool_preempts"].verdict == "does not hold"
+    assert "no more than 4 run at once" in found["full_pool_preempts"].note
+    assert found["samples_stored_once"].verdict == "undecided"
 
 
 def test_the_budget_is_kept_and_what_it_was_too_short_for_is_undecided(monkeypatch):
