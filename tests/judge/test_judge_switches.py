@@ -28,6 +28,7 @@ def test_a_switch_flips_its_own_claims_and_no_other(off, monkeypatch):
     for seed in SEEDS:
         with virtual(monkeypatch, lambda seed=seed: make(seed)) as server:
             verdicts = {claim: one.verdict for claim, one in server.findings(seed).items()}
+            assert (server.backend.feed.engine.scheduler.num_preemptions > 0) is (off != "preemption")
         expected = {claim: "does not hold" if claim in its_own else "holds" for claim in JUDGED}
         assert verdicts == expected | {"throughput": "reported"}, seed
 

@@ -227,6 +227,8 @@ def virtual(monkeypatch: pytest.MonkeyPatch, make: Callable[[], SimulatedBackend
         finally:
             turns.close()
             loop.close()
+        manager = backend.feed.manager
+        assert manager.num_free_blocks == manager.num_blocks
 
 
 class VirtualServer:
