@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 from repro.judge.claims import CLAIMS, CannotTell, Trial, Verdict
-from repro.judge.client import Answer, Refused, Stream
+from repro.judge.client import Refused, Stream
 from repro.judge.ground import Ground
 
 _FIRST_WAVE, _LARGEST_WAVE = 8, 256
@@ -20,7 +20,9 @@ _LEAST_OUTPUT = 24  # so that others can get well more than the threshold's toke
 #: gaps of a stream that are looked at, the longest first
 _GAPS = 3
 _MOST_SAMPLES = 64
-_SAMPLE_TOKENS = 16
+_SAMPLE_TOKENS = 24
+#: Two tokens of a stream are made at least an iteration apart; closer than this share of it they were held back.
+_BURST = 0.25
 
 
 @dataclass(frozen=True)
@@ -54,14 +56,8 @@ async def send(ground: Ground, count: int, length: int) -> Wave:
         raise CannotTell(
             f"the pool was not filled in time: {count} requests of {length} tokens would take some {seconds:.0f} s"
         )
-    answer = await ground.client.begin([ground.prompt(prompt) for _ in range(count)], output).done()
-    return look(answer, prompt, output, ground.client.ends_are_known)
-
-
-def look(answer: Answer, prompt: int, output: int, ends_are_known: bool = True) -> Wave:
-    """What the streams of a wave did."""
-    streams = answer.streams
-    stalls = [longest_stall(one, streams) for one in streams]
+    streams = await _streams(ground, [ground.prompt(prompt) for _ in range(count)], output)
+    stalls = [longest_stall(one, streams, ground.token_s) for one in streams]
     stood_still, _ = max(stalls)
     begun = [since for tokens, since in stalls if tokens >= CLAIMS["full_pool_preempts"].holds]
     at_once = most_at_once(streams)
@@ -74,19 +70,35 @@ def look(answer: Answer, prompt: int, output: int, ends_are_known: bool = True) 
         at_once=at_once,
         waited=max(one.first_s for one in streams) > min(one.last_s for one in streams),
         held=_held(streams, min(begun), prompt) if begun else float(at_once * (prompt + output)),
-        complete=not ends_are_known or all(one.reason == "length" for one in streams),
+        complete=not ground.client.ends_are_known or all(one.reason == "length" for one in streams),
     )
 
 
-def longest_stall(stream: Stream, others: list[Stream]) -> tuple[int, float]:
-    """The most tokens that another one got between two of this stream's, and when that began."""
-    gaps = sorted(((after - before, before, after) for before, after in zip(stream.times, stream.times[1:])))
-    found = [
-        (bisect_left(other.times, after) - bisect_right(other.times, before), before)
-        for _, before, after in gaps[-_GAPS:]
-        for other in others
-    ]
-    return max(found, key=lambda one: one[0], default=(0, 0.0))
+async def _streams(ground: Ground, prompts: list[str], output: int, n: int = 1) -> list[Stream]:
+    """The streams of prompts that are sent together, when all have ended. CannotTell if their tokens come in bursts: a
+    busy machine then passes on one stream after the other, whatever order they were made in."""
+    streams = (await ground.client.begin(prompts, output, n).done()).streams
+    gaps = [after - before for one in streams for before, after in zip(one.times, one.times[1:])]
+    if 2 * sum(gap < _BURST * ground.token_s for gap in gaps) > len(gaps):
+        raise CannotTell("tokens come in bursts: the server or this machine is too busy to tell when they are made")
+    return streams
+
+
+def longest_stall(stream: Stream, others: list[Stream], token_s: float) -> tuple[int, float]:
+    """The most tokens that another one got between two of this stream's, and when that began.
+
+    Those that it gets at once afterwards had only been held back on their way, and are taken off."""
+    times = stream.times
+    gaps = sorted((after - before, place) for place, (before, after) in enumerate(zip(times, times[1:])))
+    found = [(0, 0.0)]
+    for _, place in gaps[-_GAPS:]:
+        before, after = times[place], times[place + 1]
+        end = place + 1
+        while end + 1 < len(times) and times[end + 1] - times[end] < _BURST * token_s:
+            end += 1
+        most = max(bisect_left(other.times, after) - bisect_right(other.times, before) for other in others)
+        found.append((most - (end - place - 1), before))
+    return max(found, key=lambda one: one[0])
 
 
 def most_at_once(streams: list[Stream]) -> int:
@@ -176,12 +188,11 @@ async def samples_stored_once(ground: Ground, trial: Trial) -> None:
     output = min(_SAMPLE_TOKENS, ground.room - tokens)
     free = await _samples_of_a_short_one(ground, output, count)
     while not trial.is_over:
-        different = await ground.client.begin([ground.prompt(tokens) for _ in range(count)], output).done()
-        apart = together(different.streams)
+        apart = together(await _streams(ground, [ground.prompt(tokens) for _ in range(count)], output))
         if free < trial.claim.holds * apart:
             raise CannotTell(f"no more than {free} samples run at once, however short their prompt is")
         try:
-            samples = together((await ground.client.begin([ground.prompt(tokens)], output, n=count).done()).streams)
+            samples = together(await _streams(ground, [ground.prompt(tokens)], output, n=count))
         except Refused as error:
             samples, trial.note = 0, f"{count} samples of a long prompt are refused: {error}"
         trial.add(samples / apart, samples=float(samples), prompts=float(apart), prompt_tokens=float(tokens))
@@ -190,7 +201,7 @@ async def samples_stored_once(ground: Ground, trial: Trial) -> None:
 async def _samples_of_a_short_one(ground: Ground, output: int, count: int) -> int:
     """How many samples run at once where memory is no matter. CannotTell if so many are refused."""
     try:
-        return together((await ground.client.begin(ground.short_prompts(1), output, n=count).done()).streams)
+        return together(await _streams(ground, ground.short_prompts(1), output, n=count))
     except Refused as error:
         raise CannotTell(f"{count} samples are refused, of a short prompt, too: {error}") from None
 

@@ -15,7 +15,7 @@ _NEWCOMERS, _MOST_NEWCOMERS = 10, 40
 _APART = 0.5
 #: so few of all pairs must be told apart
 _LEAST_PAIRS = 1 / 3
-_TOKENS_A_CLIENT = 16
+_TOKENS_A_CLIENT = 12
 _MOST_CLIENTS = 256
 
 
