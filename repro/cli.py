@@ -23,6 +23,7 @@ from repro.bench.catalogue import BENCHMARKS
 from repro.checks import whole
 from repro.errors import UserError, left_out
 from repro.hashing import NO_SPACE, WriteError
+from repro.judge.options import judge_options
 from repro.setup.environment import prepare_environment
 
 
@@ -65,8 +66,7 @@ def _output_is_closed(error: OSError) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    about = "A reproduction of PagedAttention (SOSP 2023)."
-    parser = argparse.ArgumentParser(prog="repro", description=about)
+    parser = argparse.ArgumentParser(prog="repro", description="A reproduction of PagedAttention (SOSP 2023).")
     parser.add_argument("--version", action="version", version=f"repro {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -87,8 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--scale", default=os.environ.get("SCALE") or "paper", help="paper (default) or smoke")
         said = "pairs of prompt and output lengths to sample requests from, or hub for the data set itself"
         command.add_argument("--lengths", default=os.environ.get("LENGTHS") or None, metavar="FILE.csv", help=said)
-        said = "worker processes (default: all cores)"
-        command.add_argument("--jobs", default=os.environ.get("JOBS") or "", metavar="N", help=said)
+        command.add_argument("--jobs", default=os.environ.get("JOBS") or "", metavar="N", help="workers (all cores)")
 
     new = commands.add_parser("new", help="make an experiment of your own from a template (docs/extending.md)")
     new.add_argument("name", metavar="NAME")
@@ -138,11 +137,13 @@ def _parser() -> argparse.ArgumentParser:
     said = "what clients must send as their API key (default: $REPRO_API_KEY, or none)"
     serving.add_argument("--api-key", default=os.environ.get("REPRO_API_KEY") or None, metavar="KEY", help=said)
     serving.set_defaults(command=_serve)
+    judging = judge_options(commands.add_parser("judge", help="find out how a server batches and shares memory"))
+    judging.set_defaults(command=_judge)
     commands.add_parser("doctor", help="say what this machine can and cannot run").set_defaults(command=_doctor)
     calibrate = commands.add_parser("calibrate", help="solve the cost model's anchors again")
     said = "measure: the simulator and, on a GPU, kernels, end to end and serving; or only what is named"
     bench = commands.add_parser("bench", help=said, description=said)
-    bench.set_defaults(command=_bench_all)
+    bench.set_defaults(command=_bench, benchmark=None)
     names = bench.add_subparsers(metavar="NAME", title="only one of them")
     for name, description in BENCHMARKS.items():
         one = names.add_parser(name, help=description.help, description=description.help)
@@ -367,21 +368,25 @@ def _serve(options: argparse.Namespace) -> int:
     return run.serve(opened, options.host, options.port, options.api_key)
 
 
-def _bench_all(options: argparse.Namespace) -> int:
-    from repro.bench import processes
+def _judge(options: argparse.Namespace) -> int:
+    from repro.bench.benchmark import seconds_of
+    from repro.harness.progress import Progress
+    from repro.judge import run
 
-    return processes.measure_all(paths.folders().results / "bench")
+    return run.main(options, seconds_of(options.budget), paths.folders().results / "judge", Progress)
 
 
 def _bench(options: argparse.Namespace) -> int:
-    """Measure one benchmark. What bench must not know comes from here: the hash of the code that measures, the lock on
-    the folder, the line of progress, and the paper's points."""
-    from repro.bench import run
+    """Measure one benchmark, or all. What bench must not know comes from here: the hash of the code that measures, the
+    lock on the folder, the line of progress, and the paper's points."""
+    from repro.bench import processes, run
     from repro.harness import keys
     from repro.harness.progress import Progress
     from repro.harness.store import locked
     from repro.report import paper
 
+    if options.benchmark is None:
+        return processes.measure_all(paths.folders().results / "bench")
     name = options.benchmark.name
     options.printed = {panel: paper.points("fig12", panel, "vllm")[0] for panel in paper.figure("fig12")}
     sharegpt = [panel for panel in options.printed if panel.endswith("/sharegpt")]
