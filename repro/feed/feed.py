@@ -54,7 +54,8 @@ class Handle(Generic[R]):
         self.name, self.requests, self.outcomes = name, list[Request](), list[Outcome]()
         self.pieces: list[Piece] = []
         self.cached_tokens = 0  # of its prompt, found in a prefix cache; known at the end
-        self.wakers: list[Callable[[], None]] = []  # called when something has come
+        self.wakers: list[Callable[[], None]] = []  # called after an iteration in which something has come
+        self.listening: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []  # set in their loops then
         self.on_piece = on_piece
         self._feed = feed
         self._result: Future[R] = Future()
@@ -103,9 +104,10 @@ class Handle(Generic[R]):
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         """The same for asyncio. An iteration that is given up takes the request back."""
-        async with contextlib.aclosing(together([self])) as pieces:
-            async for _, piece in pieces:
-                yield piece
+        async with contextlib.aclosing(together([self])) as batches:
+            async for batch in batches:
+                for _, piece in batch:
+                    yield piece
 
     # In the engine's thread
 
@@ -114,38 +116,51 @@ class Handle(Generic[R]):
         self.pieces.append(piece)
         if self.on_piece is not None:
             self.on_piece(piece)
-        self._wake()
+        self._feed.woken[self] = None
 
     def end(self, result: R | Exception | None) -> None:
         """Nothing more will come."""
         self._result.set_exception(result) if isinstance(result, Exception) else self._result.set_result(result)
-        self._wake()
-
-    def _wake(self) -> None:
-        for waker in list(self.wakers):
-            with contextlib.suppress(RuntimeError):  # its event loop is closed
-                waker()
+        self._feed.woken[self] = None
 
 
-async def together(handles: list[Handle]) -> AsyncIterator[tuple[int, Piece]]:
-    """The pieces of several handles as they come, each with its handle's place. One that is given up takes all back."""
-    loop, changed, places = asyncio.get_running_loop(), asyncio.Event(), [0] * len(handles)
+async def together(handles: list[Handle]) -> AsyncIterator[list[tuple[int, Piece]]]:
+    """The pieces of several handles, each with its handle's place: a list of those that have come since the list
+    before, so that whoever is slow has fewer lists. One that is given up takes all back."""
+    changed, places = asyncio.Event(), [0] * len(handles)
     for handle in handles:
-        handle.wakers.append(lambda: loop.call_soon_threadsafe(changed.set))
+        handle.listening.append((asyncio.get_running_loop(), changed))
     try:
         while True:
             changed.clear()
             are_done = all(handle.is_done for handle in handles)  # before the pieces: no more come after it
+            batch: list[tuple[int, Piece]] = []
             for index, handle in enumerate(handles):
-                while places[index] < len(handle.pieces):
-                    places[index] += 1
-                    yield index, handle.pieces[places[index] - 1]
+                batch += [(index, piece) for piece in handle.pieces[places[index] :]]
+                places[index] = len(handle.pieces)
+            if batch:
+                yield batch
             if are_done:
                 return
             await changed.wait()
     finally:
         for handle in handles:
             handle.give_up()
+
+
+async def all_ended(handles: list[Handle]) -> None:
+    """Returns when nothing more will come of any of them."""
+    loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake(result: Future) -> None:
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(changed.set)
+
+    for handle in handles:
+        handle._result.add_done_callback(wake)
+    while not all(handle.is_done for handle in handles):
+        changed.clear()
+        await changed.wait()
 
 
 class Feed:
@@ -158,6 +173,7 @@ class Feed:
 
     def __init__(self, watcher: Watcher | None = None, max_waiting: int | None = None) -> None:
         self.handles: dict[int, Handle] = {}  # by the number of each of its requests
+        self.woken: dict[Handle, None] = {}  # something has come of them in this iteration
         self._watcher, self._max_waiting, self.next_id = watcher, max_waiting, 0
 
     def open_engine(self) -> contextlib.AbstractContextManager[Engine]:
@@ -178,7 +194,7 @@ class Feed:
 
     def start(self) -> None:
         """Begin, in a thread of its own; raises what `open_engine` raises."""
-        self.driver = Driver(self.open_engine, self.after_step, self._end)
+        self.driver = Driver(self.open_engine, self._after_step, self._end)
 
     def drain(self) -> None:
         """Wait until all that was added has ended."""
@@ -243,6 +259,23 @@ class Feed:
         if self._watcher is not None:
             self._watcher.ended(request, outcome, reason)
 
+    def _after_step(self) -> None:
+        self.after_step()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Tell those that wait, each event loop once: to wake one costs the engine more than a token does."""
+        woken, self.woken = self.woken, {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
+        for handle in woken:
+            for waker in list(handle.wakers):
+                waker()
+            for loop, event in list(handle.listening):
+                by_loop.setdefault(loop, []).append(event)
+        for loop, events in by_loop.items():
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
+                loop.call_soon_threadsafe(_set_all, events)
+
     def callback_failed(self, handle: Handle, error: Exception) -> None:
         """A user's `on_piece` has raised: its own request ends, between two iterations."""
         handle.on_piece = None
@@ -273,3 +306,9 @@ class Feed:
         for handle in set(self.handles.values()):
             handle.end(failure)
         self.handles.clear()
+        self._wake()
+
+
+def _set_all(events: list[asyncio.Event]) -> None:
+    for event in events:
+        event.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ class Answers:
         prefix, self._kind = ("chatcmpl", "chat.completion") if ask.is_chat else ("cmpl", "text_completion")
         self._head = {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": backend.name}
         self._length = [0] * (len(handles) * ask.sampling.n)  # of each choice's text so far, in characters
+        self._before, self._after = json.dumps(self._chunk(["|"])).split('"|"')  # of a chunk, around its choice
 
     # Whole
 
@@ -63,8 +65,8 @@ class Answers:
                 delta = {"role": "assistant", "content": ""}
                 yield self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
 
-    def piece(self, prompt: int, piece: Piece) -> dict[str, Any] | None:
-        """One token's chunk; None if there is nothing to say yet."""
+    def piece(self, prompt: int, piece: Piece) -> str | None:
+        """One token's chunk in JSON; None if there is nothing to say yet."""
         if not (piece.text or piece.finish_reason or self._ask.sampling.logprobs is not None):
             return None
         choice = self._ends(prompt, piece)
@@ -72,7 +74,8 @@ class Answers:
             choice["delta"] = {"content": piece.text}
         else:
             choice["text"] = piece.text
-        return self._chunk([{**choice, "logprobs": self._logprobs(choice["index"], [piece])}])
+        choice["logprobs"] = self._logprobs(choice["index"], [piece])
+        return f"{self._before}{json.dumps(choice)}{self._after}"
 
     def closing(self) -> Iterator[dict[str, Any]]:
         """What comes after the last token: the usage, if it was asked for."""

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import hmac
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from repro import __version__
 from repro.errors import UserError
 from repro.feed.driver import EngineEnded
-from repro.feed.feed import Handle, QueueFull, together
+from repro.feed.feed import Handle, QueueFull, all_ended, together
 from repro.server.answers import Answers
 from repro.server.backend import Backend
 from repro.server.protocol import Ask, WrongInput, body_of, chat_of, completion_of, with_room
@@ -209,8 +209,7 @@ class Answering(Response):
                 await sending
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async for _ in together(self._handles):
-            pass
+        await all_ended(self._handles)
         failure = self._failure()
         await (_answer_to(failure) if failure else Json(self._answers.whole()))(scope, receive, send)
 
@@ -229,21 +228,16 @@ class Answering(Response):
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
-        async def event(data: str) -> None:
-            await send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
+        async def events(said: Iterable[str | None], more: bool = True) -> None:
+            if body := "".join([f"data: {data}\n\n" for data in said if data is not None]):
+                await send({"type": "http.response.body", "body": body.encode("ascii"), "more_body": more})
 
-        for chunk in self._answers.opening():
-            await event(json.dumps(chunk))
-        async for prompt, piece in together(self._handles):
-            if (chunk := self._answers.piece(prompt, piece)) is not None:
-                await event(json.dumps(chunk))
-        if failure := self._failure():
-            await event(_answer_to(failure).body.decode())
-        else:
-            for chunk in self._answers.closing():
-                await event(json.dumps(chunk))
-        await event("[DONE]")
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await events(map(json.dumps, self._answers.opening()))
+        async for batch in together(self._handles):
+            await events(self._answers.piece(*one) for one in batch)
+        failure = self._failure()
+        last = [_answer_to(failure).body.decode()] if failure else map(json.dumps, self._answers.closing())
+        await events([*last, "[DONE]"], more=False)
 
 
 async def _gone(receive: Receive) -> None:
