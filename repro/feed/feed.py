@@ -20,6 +20,7 @@ from repro.errors import UserError
 from repro.feed.driver import Driver
 
 R = TypeVar("R")
+MOST_AT_ONCE = 64  # pieces of a handle
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,9 @@ class Handle(Generic[R]):
 
 
 async def together(handles: list[Handle]) -> AsyncIterator[list[tuple[int, Piece]]]:
-    """The pieces of several handles, each with its handle's place: a list of those that have come since the list
-    before, so that whoever is slow has fewer lists. One that is given up takes all back."""
+    """The pieces of several handles, each with its handle's place: lists of what has come since the list before, of at
+    most MOST_AT_ONCE a handle. So whoever is slow has fewer lists to see to, but no long one. An iteration that is given
+    up takes all back."""
     changed, places = asyncio.Event(), [0] * len(handles)
     for handle in handles:
         handle.listening.append((asyncio.get_running_loop(), changed))
@@ -136,13 +138,15 @@ async def together(handles: list[Handle]) -> AsyncIterator[list[tuple[int, Piece
             are_done = all(handle.is_done for handle in handles)  # before the pieces: no more come after it
             batch: list[tuple[int, Piece]] = []
             for index, handle in enumerate(handles):
-                batch += [(index, piece) for piece in handle.pieces[places[index] :]]
-                places[index] = len(handle.pieces)
+                pieces = handle.pieces[places[index] : places[index] + MOST_AT_ONCE]
+                batch += [(index, piece) for piece in pieces]
+                places[index] += len(pieces)
             if batch:
                 yield batch
-            if are_done:
+            elif are_done:
                 return
-            await changed.wait()
+            else:
+                await changed.wait()
     finally:
         for handle in handles:
             handle.give_up()

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import hmac
 import json
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -30,6 +30,7 @@ from repro.server.protocol import Ask, WrongInput, body_of, chat_of, completion_
 LARGEST_BODY = 4 * 2**20  # bytes
 #: of a body that is too large so much is read, so that its sender gets to read the answer
 _MOST_READ = 64 * 2**20
+SLOWEST_BODY_S = 60.0  # so long may a client take to send it
 
 
 class Json(Response):
@@ -46,7 +47,8 @@ def error_of(message: str, status: int, param: str | None = None, code: str | No
     kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
     error = {"message": message, "type": kind, "param": param, "code": code}
-    return Json({"error": error}, status, {"Retry-After": "1"} if status in (429, 503) else None)
+    headers = {408: {"Connection": "close"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
+    return Json({"error": error}, status, headers.get(status))
 
 
 def make_app(backend: Backend, *, api_key: str | None = None) -> FastAPI:
@@ -157,14 +159,18 @@ def _answer_to(error: Exception) -> Json:
 
 
 async def _body(request: Request) -> bytes:
-    """The body. WrongInput if it is too large."""
+    """The body. WrongInput if it is too large, or does not come."""
     data, size = bytearray(), 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size <= LARGEST_BODY:
-            data += piece
-        if size > _MOST_READ:
-            break
+    try:
+        async with asyncio.timeout(SLOWEST_BODY_S):
+            async for piece in request.stream():
+                size += len(piece)
+                if size <= LARGEST_BODY:
+                    data += piece
+                if size > _MOST_READ:
+                    break
+    except TimeoutError:
+        raise WrongInput(f"the body has not come within {SLOWEST_BODY_S:g} s; send all of it", status=408) from None
     if size > LARGEST_BODY:
         said = f"the body has more than {LARGEST_BODY:,} bytes; send less"
         raise WrongInput(said, status=413, code="request_too_large")
@@ -185,6 +191,22 @@ class Guard:
                 await error_of(said, 401, code="invalid_api_key")(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+class Crowd:
+    """Answers 503 while more than `most` clients are connected: one too many, and none could be accepted any more."""
+
+    def __init__(self, app: ASGIApp, connections: Collection[object], most: int) -> None:
+        self._app, self._connections, self._most = app, connections, most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and len(self._connections) > self._most:
+            said = f"{self._most} clients are connected, and this process may open no more files; try again later"
+            refusal = error_of(f"{said}, or have the limit raised (ulimit -n)", 503, code="too_many_connections")
+            refusal.headers["connection"] = "close"
+            await refusal(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 class Answering(Response):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -13,10 +14,14 @@ import uvicorn
 from repro.checks import lookup, whole
 from repro.engine.config import DEPLOYMENTS, check_block_size
 from repro.errors import UserError
-from repro.server.app import make_app
+from repro.server.app import Crowd, make_app
 from repro.server.backend import Backend, RealBackend, SimulatedBackend
 from repro.simulate import profiles
 from repro.simulate.panels import system_for
+
+SLOWEST_READ_S = 60.0  # a client that reads nothing for so long, while there is something to read, is cut off
+MOST_FILES = 65_536
+_OWN_FILES = 128  # libraries, logs, the model's files
 
 
 def simulated(
@@ -56,6 +61,8 @@ def listen(host: str, port: int) -> socket.socket:
         # asyncio lets small packets go at once, 40 ms earlier, only where the socket says its protocol.
         listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted connections have it from this one; Linux only
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * SLOWEST_READ_S))
         listening.bind(address)
         listening.listen(2048)
     except (OSError, UnicodeError) as error:  # the second for what cannot be a host's name
@@ -64,16 +71,37 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def server_of(backend: Backend, api_key: str | None = None) -> uvicorn.Server:
-    """A server that has not begun: `run(sockets=[...])` runs it until `should_exit` is set."""
-    app = make_app(backend, api_key=api_key)
-    return uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on"))
+def most_clients() -> int:
+    """How many clients can be connected: one a file that this process may open. The limit is raised as far as the
+    system lets everybody raise it. UserError if it is too low to serve anybody."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= limit:
+        limit = MOST_FILES if soft == resource.RLIM_INFINITY else soft
+    else:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if limit < 2 * _OWN_FILES:
+        raise UserError(
+            f"this process may open {limit} files, too few for a server: each client takes one; raise the limit to at "
+            f"least {2 * _OWN_FILES} (ulimit -n)"
+        )
+    return limit - _OWN_FILES
+
+
+def server_of(backend: Backend, api_key: str | None, most: int) -> uvicorn.Server:
+    """A server that has not begun: `run(sockets=[...])` runs it until `should_exit` is set. It takes as many as `most`
+    clients at a time."""
+    config = uvicorn.Config(make_app(backend, api_key=api_key), log_level="warning", access_log=False, lifespan="on")
+    server = uvicorn.Server(config)
+    config.app = Crowd(config.app, server.server_state.connections, most)
+    return server
 
 
 def serve(opened: Callable[[], Backend], host: str, port: int, api_key: str | None) -> int:
     """Serve until a signal ends it: no request is taken any more, those that run come to their end. The exit code.
 
     `opened` gives the engine, once it is sure that there is a place to listen."""
+    most = most_clients()
     with listen(host, port) as listening:
         backend = opened()
         try:
@@ -83,7 +111,7 @@ def serve(opened: Callable[[], Backend], host: str, port: int, api_key: str | No
                 print(
                     f"{backend.name} at http://{shown}:{listening.getsockname()[1]}/v1; end it with ctrl-c", flush=True
                 )
-                server_of(backend, api_key).run(sockets=[listening])
+                server_of(backend, api_key, most).run(sockets=[listening])
         finally:
             backend.feed.close()
     return 0
