@@ -20,7 +20,6 @@ from typing import Any
 
 from repro import __version__, paths
 from repro.bench.catalogue import BENCHMARKS
-from repro.checks import whole
 from repro.errors import UserError, left_out
 from repro.hashing import NO_SPACE, WriteError
 from repro.setup.environment import prepare_environment
@@ -137,7 +136,12 @@ def _parser() -> argparse.ArgumentParser:
     serving.add_argument("--port", type=int, default=8000, metavar="N", help="port (default: 8000; 0: any free one)")
     said = "what clients must send as their API key (default: $REPRO_API_KEY, or none)"
     serving.add_argument("--api-key", default=os.environ.get("REPRO_API_KEY") or None, metavar="KEY", help=said)
+    said = "write a line a request: what the simulator needs to decide the same (repro replay FILE)"
+    serving.add_argument("--log", metavar="FILE", help=said)
     serving.set_defaults(command=_serve)
+    replaying = commands.add_parser("replay", help="run a server's log through the simulator: does it decide the same?")
+    replaying.add_argument("log", metavar="FILE", help="what serve --log has written")
+    replaying.set_defaults(command=_replay)
     commands.add_parser("doctor", help="say what this machine can and cannot run").set_defaults(command=_doctor)
     calibrate = commands.add_parser("calibrate", help="solve the cost model's anchors again")
     said = "measure: the simulator and, on a GPU, kernels, end to end and serving; or only what is named"
@@ -355,16 +359,13 @@ def _serve(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise left_out(error) from None
 
-    if options.max_waiting is not None:
-        whole("--max-waiting", options.max_waiting, 1)
-    shared = {"kv_slots": options.kv_slots, "block_size": options.block_size, "max_waiting": options.max_waiting}
-    if options.simulated is None:
-        opened = partial(run.real, options.model, options.system, device=options.device, **shared)
-    elif options.device is not None:
-        raise UserError(f"--device {options.device} is for a real model; leave out --device or --simulated")
-    else:
-        opened = partial(run.simulated, options.model, options.simulated, options.system, **shared)
-    return run.serve(opened, options.host, options.port, options.api_key)
+    return run.main(options)
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from repro.server import replay
+
+    return replay.main(options.log)
 
 
 def _bench_all(options: argparse.Namespace) -> int:

@@ -42,7 +42,7 @@ class Wire:
         self._host = f"{parts.hostname}:{parts.port}"
 
     async def __aenter__(self) -> Wire:
-        self.reader, self.writer = await asyncio.open_connection(*self._place)
+        self.reader, self.writer = await asyncio.open_connection(*self._place, limit=2**24)
         return self
 
     async def __aexit__(self, *unused: object) -> None:

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from repro.engine.events import Event
 from repro.engine.loop import Engine, Outcome
 from repro.engine.memory.prefix_cache import Start
 from repro.engine.sequence import Request
@@ -43,9 +44,18 @@ class QueueFull(UserError):
 
 
 class Watcher(Protocol):
-    """Is told in the engine's thread how each of its requests ends: "stop", "length" or "abort"."""
+    """Is told in the engine's thread how each of its requests ends: "stop", "length" or "abort". The feed still knows
+    its handle then."""
 
     def ended(self, request: Request, outcome: Outcome, reason: str) -> None: ...
+
+
+class Watchers(tuple[Watcher, ...]):
+    """Several as one, told in their order."""
+
+    def ended(self, request: Request, outcome: Outcome, reason: str) -> None:
+        for one in self:
+            one.ended(request, outcome, reason)
 
 
 class Handle(Generic[R]):
@@ -127,8 +137,8 @@ class Handle(Generic[R]):
 
 async def together(handles: list[Handle]) -> AsyncIterator[list[tuple[int, Piece]]]:
     """The pieces of several handles, each with its handle's place: lists of what has come since the list before, of at
-    most MOST_AT_ONCE a handle. So whoever is slow has fewer lists to see to, but no long one. An iteration that is given
-    up takes all back."""
+    most MOST_AT_ONCE a handle. So whoever is slow has fewer lists to see to, but no long one. One that is given up
+    takes all back."""
     changed, places = asyncio.Event(), [0] * len(handles)
     for handle in handles:
         handle.listening.append((asyncio.get_running_loop(), changed))
@@ -174,11 +184,13 @@ class Feed:
 
     engine: Engine
     driver: Driver
+    events: list[Event] | None  # what the scheduler decides, if it is kept
 
     def __init__(self, watcher: Watcher | None = None, max_waiting: int | None = None) -> None:
         self.handles: dict[int, Handle] = {}  # by the number of each of its requests
         self.woken: dict[Handle, None] = {}  # something has come of them in this iteration
         self._watcher, self._max_waiting, self.next_id = watcher, max_waiting, 0
+        self._arrival_s: float | None = None  # of what is queued now, if it came before this moment
 
     def open_engine(self) -> contextlib.AbstractContextManager[Engine]:
         """The engine, for as long as the context lasts."""
@@ -210,13 +222,16 @@ class Feed:
         self.driver.close()
 
     def later_all(self, adding: list[Callable[[], Handle]]) -> Future[list[Handle]]:
-        """Have all of these queued between two iterations, or none of them. QueueFull if as many wait as may."""
+        """Have all of these queued between two iterations, or none of them. They arrive now, though they wait until an
+        iteration has ended. QueueFull if as many wait as may."""
+        now_s = self.engine.clock.now
 
         def add() -> list[Handle]:
             waiting = len(self.engine.scheduler.waiting)
             if self._max_waiting is not None and waiting >= self._max_waiting:
                 raise QueueFull(f"{waiting} requests wait, and no more than {self._max_waiting} may; try again later")
             added: list[Handle] = []
+            self._arrival_s = now_s
             try:
                 for one in adding:
                     added.append(one())
@@ -224,6 +239,8 @@ class Feed:
                 for handle in added:
                     self.take_back(handle, str(error))
                 raise
+            finally:
+                self._arrival_s = None
             return added
 
         return self.driver.later(add)
@@ -234,6 +251,8 @@ class Feed:
         """Add a handle's requests, numbered from `next_id` on, or none of them: UserError if one cannot be run."""
         try:
             for sample, request in enumerate(requests):
+                if self._arrival_s is not None:
+                    request.arrival_s = self._arrival_s
                 self.submit(handle, request, sample)
                 handle.outcomes.append(self.engine.add(request))
                 self.handles[request.request_id] = handle
@@ -256,12 +275,10 @@ class Feed:
 
     def complete(self, request: Request, outcome: Outcome, reason: str) -> None:
         """A request has come to its end, and its tokens are known."""
-        handle = self.handles.pop(request.request_id)
+        handle = self.handles[request.request_id]
         if request is handle.requests[0] and (start := self._starts.get(request.request_id)) is not None:
             handle.cached_tokens = start.found
-        self._drop(request.request_id)
-        if self._watcher is not None:
-            self._watcher.ended(request, outcome, reason)
+        self._tell(request, outcome, reason)
 
     def _after_step(self) -> None:
         self.after_step()
@@ -288,13 +305,15 @@ class Feed:
 
     def _remove(self, handle: Handle) -> None:
         for request, outcome in zip(handle.requests, handle.outcomes):
-            if self.handles.pop(request.request_id, None) is None:
-                continue
-            with contextlib.suppress(UserError):  # it has ended, and waits for others of its prompt
-                self.engine.abort(request.request_id)
-                if self._watcher is not None:
-                    self._watcher.ended(request, outcome, "abort")
-            self._drop(request.request_id)
+            if request.request_id in self.handles:
+                with contextlib.suppress(UserError):  # it has ended, but its last token is not known yet
+                    self.engine.abort(request.request_id)
+                self._tell(request, outcome, "abort")
+
+    def _tell(self, request: Request, outcome: Outcome, reason: str) -> None:
+        if self._watcher is not None:
+            self._watcher.ended(request, outcome, reason)
+        self._drop(request.request_id)
 
     @property
     def _starts(self) -> dict[int, Start]:

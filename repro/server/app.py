@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hmac
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -155,6 +156,7 @@ def _answer_to(error: Exception) -> Json:
         return error_of(str(error), 503)
     if isinstance(error, UserError):
         return error_of(str(error), 400)
+    logging.getLogger("uvicorn.error").error("the engine has failed", exc_info=error)  # where the server's own go
     return error_of(f"the engine has failed: {type(error).__name__}", 500)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 
 import uvicorn
 
@@ -16,6 +18,7 @@ from repro.engine.config import DEPLOYMENTS, check_block_size
 from repro.errors import UserError
 from repro.server.app import Crowd, make_app
 from repro.server.backend import Backend, RealBackend, SimulatedBackend
+from repro.server.log import RequestLog
 from repro.simulate import profiles
 from repro.simulate.panels import system_for
 
@@ -25,7 +28,14 @@ _OWN_FILES = 128  # libraries, logs, the model's files
 
 
 def simulated(
-    model: str, profile: str, system: str, *, kv_slots: int | None, block_size: int, max_waiting: int | None
+    model: str,
+    profile: str,
+    system: str,
+    *,
+    kv_slots: int | None,
+    block_size: int,
+    max_waiting: int | None,
+    log: RequestLog | None,
 ) -> SimulatedBackend:
     """A simulated server's engine: one of DEPLOYMENTS under one of the cost model's profiles.
 
@@ -37,11 +47,18 @@ def simulated(
     if system == "faster-transformer":
         cost_model = profiles.faster_transformer_costs(deployment)
     chosen = system_for(system, deployment, "sharegpt")
-    return SimulatedBackend(deployment, chosen, cost_model, block_size, max_waiting=max_waiting)
+    return SimulatedBackend(deployment, chosen, cost_model, block_size, max_waiting=max_waiting, log=log)
 
 
 def real(
-    model: str, system: str, *, device: str | None, kv_slots: int | None, block_size: int, max_waiting: int | None
+    model: str,
+    system: str,
+    *,
+    device: str | None,
+    kv_slots: int | None,
+    block_size: int,
+    max_waiting: int | None,
+    log: RequestLog | None,
 ) -> RealBackend:
     """A real model's engine, loaded (see `repro.LLM`). UserError for what cannot be."""
     from repro.llm import LLM
@@ -50,7 +67,22 @@ def real(
     check_block_size(block_size)
     pool = PoolSize(kv_slots=None if kv_slots is None else whole("--kv-slots", kv_slots, block_size))
     engine = LLM(model, system=system, device=device, block_size=block_size, pool=pool, quiet=True)
-    return RealBackend(engine, max_waiting=max_waiting)
+    return RealBackend(engine, max_waiting=max_waiting, log=log)
+
+
+def main(options: argparse.Namespace) -> int:
+    """`repro serve`, with the options of `repro.cli`."""
+    if options.max_waiting is not None:
+        whole("--max-waiting", options.max_waiting, 1)
+    shared = {"kv_slots": options.kv_slots, "block_size": options.block_size, "max_waiting": options.max_waiting}
+    if options.simulated is None:
+        opened = partial(real, options.model, options.system, device=options.device, **shared)
+    elif options.device is not None:
+        raise UserError(f"--device {options.device} is for a real model; leave out --device or --simulated")
+    else:
+        opened = partial(simulated, options.model, options.simulated, options.system, **shared)
+    with RequestLog(options.log) if options.log else nullcontext() as log:
+        return serve(partial(opened, log=log), options.host, options.port, options.api_key)
 
 
 def listen(host: str, port: int) -> socket.socket:
