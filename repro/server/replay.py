@@ -192,7 +192,7 @@ def main(path: str) -> int:
         apart = [1000 * abs(ours[number] - seconds) for number, seconds in logged.latency_s.items()]
         typical = 1000 * median(logged.latency_s.values())
         print(
-            f"latency from arrival to end, of {len(apart):,} requests: {typical:,.1f} ms in the median at the server; the "
-            f"simulator's is {median(apart):.2f} ms apart in the median, {quantiles(apart, n=100)[-1]:.2f} ms in 99 %"
+            f"latency from arrival to end, of {len(apart):,} requests: {typical:,.1f} ms in the median at the server; "
+            f"the simulator's is {median(apart):.2f} ms apart in the median, {quantiles(apart, n=100)[-1]:.2f} in 99 %"
         )
     return int(first is not None)
