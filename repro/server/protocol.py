@@ -79,6 +79,7 @@ class Ask:
     priority: int
     stream: bool
     include_usage: bool
+    usage_so_far: bool  # in each chunk, vLLM's continuous_usage_stats
 
 
 def body_of(data: bytes) -> dict[str, Any]:
@@ -145,12 +146,14 @@ def _checked(name: str, check: Any, value: object, *bounds: object) -> Any:
 def _ask(given: dict[str, Any], is_chat: bool, prompts: list[object], logprobs: int | None, longest: object) -> Ask:
     options = _checked("stream_options", instance, given.get("stream_options", {}), dict, "an object")
     for name in options:
-        if name != "include_usage":
-            raise WrongInput(f"stream_options takes include_usage only, not {shown(name)}", "stream_options")
+        if name not in ("include_usage", "continuous_usage_stats"):
+            said = "stream_options takes include_usage and continuous_usage_stats"
+            raise WrongInput(f"{said}, not {shown(name)}", "stream_options")
     stream = _checked("stream", flag, given.get("stream", False))
     if options and not stream:
         raise WrongInput("stream_options needs stream = true", "stream_options")
     include_usage = _checked("include_usage", flag, options.get("include_usage", False))
+    so_far = _checked("continuous_usage_stats", flag, options.get("continuous_usage_stats", False)) and include_usage
     priority = _checked("priority", whole, given.get("priority", 0), -(2**63))
     if "model" in given:
         _checked("model", instance, given["model"], str, "a text")
@@ -162,7 +165,7 @@ def _ask(given: dict[str, Any], is_chat: bool, prompts: list[object], logprobs: 
             f"{len(prompts)} prompts x n = {sampling.n} are more than {MOST_CHOICES} choices; ask for fewer at a time"
         )
         raise WrongInput(said, "n")
-    return Ask(is_chat, given.get("model"), prompts, sampling, longest, priority, stream, include_usage)
+    return Ask(is_chat, given.get("model"), prompts, sampling, longest, priority, stream, include_usage, so_far)
 
 
 def _sampling(given: dict[str, Any], logprobs: int | None, longest: int | None) -> SamplingParams:
