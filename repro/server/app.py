@@ -11,7 +11,7 @@ import hmac
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -94,17 +94,17 @@ def make_app(backend: Backend, *, api_key: str | None = None) -> FastAPI:
         except ClientDisconnect:
             return Response()
 
-        def prepared() -> tuple[Ask, list[list[int]], list[Any]]:
+        def added() -> tuple[Ask, Future[list[Handle]]]:
             ask = read(body_of(data))
             check_model(ask.model)
             if ask.is_chat:
                 ids = [backend.render(one) for one in ask.prompts]
             else:
                 ids = [backend.encode(one, f"prompt {place}") for place, one in enumerate(ask.prompts)]
-            return ask, ids, [with_room(ask, len(one), backend.room(len(one), ask.sampling.n)) for one in ids]
+            sampling = [with_room(ask, len(one), backend.room(len(one), ask.sampling.n)) for one in ids]
+            return ask, backend.add_all(ids, sampling, ask.priority)
 
-        ask, ids, sampling = await loop.run_in_executor(encoding, prepared)
-        adding = await loop.run_in_executor(encoding, backend.add_all, ids, sampling, ask.priority)
+        ask, adding = await loop.run_in_executor(encoding, added)
         handles = await asyncio.wrap_future(adding)
         return Answering(Answers(ask, backend, handles), handles, ask.stream)
 
