@@ -8,5 +8,7 @@
     simulated   an engine without a model: iterations are slept through
     words       what stands for a tokenizer there
     metrics     what a monitoring system reads
+    log         a line a request, for the simulator
+    replay      a log in the simulator: does it decide the same?
 
 It needs the extra `server`. A simulated server imports no torch."""
