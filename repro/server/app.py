@@ -196,13 +196,13 @@ class Guard:
 
 
 class Crowd:
-    """Answers 503 while more than `most` clients are connected: one too many, and none could be accepted any more."""
+    """Answers 503 below /v1 while more than `most` clients are connected: soon none could be accepted any more."""
 
     def __init__(self, app: ASGIApp, connections: Collection[object], most: int) -> None:
         self._app, self._connections, self._most = app, connections, most
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and len(self._connections) > self._most:
+        if len(self._connections) > self._most and scope["type"] == "http" and scope["path"].startswith("/v1"):
             said = f"{self._most} clients are connected, and this process may open no more files; try again later"
             refusal = error_of(f"{said}, or have the limit raised (ulimit -n)", 503, code="too_many_connections")
             refusal.headers["connection"] = "close"

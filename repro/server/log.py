@@ -99,9 +99,17 @@ class RequestLog(Observer):
         held: Callable[[Handle, list[int]], list[int]],
     ) -> None:
         """`head` says what serves; `held`, which tokens the blocks of a request are known to hold, given those of its
-        output. UserError for a policy without a name, which no replay could have."""
+        output. UserError, and the feed is closed, for what no replay could have: a policy without a name, a prefix
+        cache that is older."""
         self._feed, self._events, self._held, self._finds = feed, feed.events, held, system.prefix_caching
         manager = feed.engine.scheduler.manager
+        try:
+            settings = _settings(system)
+            if self._finds and manager.gpu.found:
+                raise UserError("--log: the prefix cache knows earlier prompts; forget them with reset_prefix_cache()")
+        except UserError:
+            feed.close()
+            raise
         cpu = getattr(manager, "cpu", None)
         about = {
             "format": FORMAT,
@@ -109,7 +117,7 @@ class RequestLog(Observer):
             "python": platform.python_version(),
             **head,
             "system": system.name,
-            "scheduler": _settings(system),
+            "scheduler": settings,
             "watermark": system.watermark,
             "num_blocks": manager.num_blocks,
             "block_size": manager.block_size,
@@ -144,16 +152,17 @@ class RequestLog(Observer):
         self._write_ended()
 
     def _take(self) -> None:
-        """Hand the events to their requests, and keep them nowhere else."""
+        """Hand the events to their requests, and keep them nowhere else. Where the engine has failed, the feed knows no
+        handle for what came last."""
         for event in self._events:
-            if event.kind == "arrive":
-                handle = self._feed.handles[event.request_id]
+            handle = self._feed.handles.get(event.request_id)
+            if event.kind == "arrive" and handle is not None:
                 place = [one.request_id for one in handle.requests].index(event.request_id)
                 first = self._entries.get(handle.requests[0].request_id)
                 self._entries[event.request_id] = _Entry(handle, place, first.outputs if first else _Outputs())
-            said = [self._count, event.iteration, event.kind, event.detail]
-            self._entries[event.request_id].events.append(said)
-            self._count += 1
+            if (entry := self._entries.get(event.request_id)) is not None:
+                entry.events.append([self._count, event.iteration, event.kind, event.detail])
+                self._count += 1
         self._events.clear()
 
     def _write_ended(self) -> None:

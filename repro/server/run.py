@@ -106,12 +106,11 @@ def listen(host: str, port: int) -> socket.socket:
 def most_clients() -> int:
     """How many clients can be connected: one a file that this process may open. The limit is raised as far as the
     system lets everybody raise it. UserError if it is too low to serve anybody."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    if soft == resource.RLIM_INFINITY or soft >= limit:
-        limit = MOST_FILES if soft == resource.RLIM_INFINITY else soft
-    else:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    given = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (MOST_FILES if one == resource.RLIM_INFINITY else one for one in given)
+    limit = max(soft, min(hard, MOST_FILES))
+    if limit > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, given[1]))
     if limit < 2 * _OWN_FILES:
         raise UserError(
             f"this process may open {limit} files, too few for a server: each client takes one; raise the limit to at "

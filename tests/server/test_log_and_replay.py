@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import random
+import threading
 from collections import Counter
 from dataclasses import replace
 
@@ -261,6 +262,27 @@ def test_a_full_disk_ends_the_log_and_not_the_server(tmp_path, capsys):
     assert capsys.readouterr().err.count("ends here: No space left on device") == 1
 
 
+def test_an_engine_that_fails_leaves_a_log_of_what_was(tmp_path):
+    """What had happened is decided again."""
+    path = tmp_path / "log"
+    with RequestLog(str(path)) as log:
+        backend = simulated("vllm-v1", 512, SOME, log=log)
+        with served(backend, whole=False) as address:
+
+            async def ask() -> None:
+                async with Wire(address) as wire:
+                    assert (await wire.ask("/v1/completions", {"prompt": [7] * 9, "max_tokens": 9})).status == 200
+                    wire.send("/v1/completions", {"prompt": [8], "max_tokens": 99, "stream": True, "ignore_eos": True})
+                    await wire.reader.readuntil(b'"text"')
+                    backend.feed.executor.cost_model = None
+                    await wire.reader.readuntil(b"the engine has failed: AttributeError")
+
+            asyncio.run(ask())
+    logged = replay.Logged.read(str(path))
+    assert [line["ended"] for line in logged.lines] == ["length", None] and not logged.is_whole
+    assert len(logged.events) >= 5 and replay.difference(replay.decided(logged), logged.events) is None
+
+
 def test_a_policy_without_a_name_cannot_be_logged(tmp_path):
     mine: System = register(paged_system("mine", victim=lambda groups: groups[0]))
     try:
@@ -269,5 +291,6 @@ def test_a_policy_without_a_name_cannot_be_logged(tmp_path):
             pytest.raises(UserError, match="victim of system 'mine' is a func"),
         ):
             simulated(mine.name, log=log)
+        assert not [thread for thread in threading.enumerate() if thread.name == "engine"]
     finally:
         del SYSTEMS["mine"]
