@@ -157,20 +157,20 @@ def difference(ours: Items[Event], theirs: Items[Event]) -> str | None:
     return None
 
 
-def timed(logged: Logged, cost_model: CostModel) -> list[Outcome]:
-    """What comes of the requests in virtual time, when they arrive, and are taken back, at the seconds at which they
-    did; in their order."""
+def timed(logged: Logged, cost_model: CostModel) -> dict[int, Outcome]:
+    """What comes of each request in virtual time, if they arrive, and are taken back, at the seconds at which they did
+    at the server."""
     engine = _engine(logged, cost_model, None)
     clock, scheduler = engine.clock, engine.scheduler
     arriving = [(request.arrival_s, request.request_id, request) for request in logged.requests]
     leaving = [(line["end_ms"] / 1000, line["request"], None) for line in logged.lines if line["ended"] == "abort"]
-    outcomes = []
+    outcomes: dict[int, Outcome] = {}
     for moment, request_id, request in sorted([*arriving, *leaving], key=lambda one: one[:2]):
         while clock.now < moment:
             engine.step(moment) if scheduler.has_work else clock.wait_until(moment)
         if request is not None:
-            outcomes.append(engine.add(request))
-        elif any(one.request.request_id == request_id and math.isnan(one.finish_s) for one in outcomes):
+            outcomes[request_id] = engine.add(request)
+        elif math.isnan(outcomes[request_id].finish_s):  # here it may have ended before it was taken back
             engine.abort(request_id)
     while scheduler.has_work:
         engine.step()
@@ -186,11 +186,10 @@ def main(path: str) -> int:
     if logged.cost_model is None:
         print("latencies are a real machine's, and no cost model's: they are not compared")
     elif len(logged.latency_s) > 1:
-        ours = {
-            one.request.request_id: one.finish_s - one.request.arrival_s for one in timed(logged, logged.cost_model)
-        }
-        apart = [1000 * abs(ours[number] - seconds) for number, seconds in logged.latency_s.items()]
-        typical = 1000 * median(logged.latency_s.values())
+        ours, theirs = timed(logged, logged.cost_model), logged.latency_s
+        virtual_s = {number: ours[number].finish_s - ours[number].request.arrival_s for number in theirs}
+        apart = [1000 * abs(virtual_s[number] - seconds) for number, seconds in theirs.items()]
+        typical = 1000 * median(theirs.values())
         print(
             f"latency from arrival to end, of {len(apart):,} requests: {typical:,.1f} ms in the median at the server; "
             f"the simulator's is {median(apart):.2f} ms apart in the median, {quantiles(apart, n=100)[-1]:.2f} in 99 %"

@@ -92,8 +92,9 @@ def test_a_simulated_server_and_the_simulator_decide_the_same(tmp_path, name):
     assert all(backend.metrics.success.values())
     manager = backend.feed.engine.scheduler.manager
     assert (manager.num_hit > 0) == (name == "vllm-v1")
-    ours = {one.request.request_id: one for one in replay.timed(logged, logged.cost_model)}
-    assert logged.cost_model == SOME and set(logged.latency_s) <= set(ours)
+    ours = replay.timed(logged, logged.cost_model)
+    assert logged.cost_model == SOME and set(ours) == {request.request_id for request in logged.requests}
+    assert all(ours[number].finish_s > ours[number].request.arrival_s for number in logged.latency_s)
 
 
 @pytest.mark.parametrize("name", ["vllm-v1", "vllm", "orca-max"])
