@@ -27,7 +27,7 @@ endef
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help reproduce test fuzz oracle determinism architectures bench lab doctor setup model explorer clean
+.PHONY: help reproduce test fuzz oracle determinism architectures bench lab doctor setup model explorer clients clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -39,6 +39,7 @@ help: ## this list
 	@echo "  BUDGET=2h         with a GPU: time for measuring on it first (default: 2h; 0 for none)"
 	@echo "  TESTS=\"FILE ...\"  only these tests (default: all)"
 	@echo "  RUNS=20000 SEED=0 of make fuzz; RUNS=1000 SEED=0 of make oracle"
+	@echo "  REQUESTS=1000 STREAMS=4 of make clients"
 	@echo "  HUB=0             or 1: allow the Hugging Face hub"
 	@echo "  LIGHT=0           or 1: set up without torch; what runs real models is left out"
 	@echo "  PYTHON=PATH       the Python for set-up, 3.11 or newer (default: python3)"
@@ -55,6 +56,9 @@ fuzz: setup ## random runs of the whole engine, each checked at every step (RUNS
 
 oracle: setup ## memory and schedulers beside published vLLM, which is fetched by name (RUNS=1000, SEED=0)
 	@"$(PY)" tests/oracle.py --runs "$(or $(RUNS),1000)" --seed "$(or $(SEED),0)"
+
+clients: setup ## published clients, fetched by name, at a server of ours: lengths and times (REQUESTS=1000, STREAMS=4)
+	@"$(PY)" tests/clients.py --requests "$(or $(REQUESTS),1000)" --streams "$(or $(STREAMS),4)"
 
 determinism: setup ## everything at SCALE=smoke in three ways: equal bytes (ONLY as above)
 	@"$(PY)" tests/determinism.py $(if $(ONLY),--only $(ONLY))

@@ -20,10 +20,10 @@ from typing import Any
 
 from repro import __version__, paths
 from repro.bench.catalogue import BENCHMARKS
-from repro.checks import whole
 from repro.errors import UserError, left_out
 from repro.hashing import NO_SPACE, WriteError
 from repro.judge.options import judge_options
+from repro.server.options import serve_options
 from repro.setup.environment import prepare_environment
 
 
@@ -121,22 +121,13 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("--rate", type=float, metavar="R", help=said)
     trace.add_argument("--jobs", default=os.environ.get("JOBS") or "", metavar="N", help="worker processes (all cores)")
     trace.set_defaults(command=_trace)
-    serving = commands.add_parser("serve", help="serve a model, or a simulated one, to clients of OpenAI's")
-    serving.add_argument("model", metavar="MODEL", help="as for LLM; with --simulated one of the paper's, as opt-13b")
-    serving.add_argument("--system", default="vllm-v1", metavar="NAME", help="vllm-v1 (default), vllm, orca-max, ...")
-    said = "no model and no GPU: iterations take what a cost model says, a100-2023 or datasheet"
-    serving.add_argument("--simulated", metavar="PROFILE", help=said)
-    serving.add_argument("--device", metavar="NAME", help="of a real model: cpu (default) or cuda")
-    said = "the size of the K/V pool in tokens (default: as for LLM; simulated: the paper's)"
-    serving.add_argument("--kv-slots", type=int, metavar="N", help=said)
-    serving.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens a block (default: 16)")
-    said = "refuse requests while N wait, with status 429 (default: refuse none)"
-    serving.add_argument("--max-waiting", type=int, metavar="N", help=said)
-    serving.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine)")
-    serving.add_argument("--port", type=int, default=8000, metavar="N", help="port (default: 8000; 0: any free one)")
-    said = "what clients must send as their API key (default: $REPRO_API_KEY, or none)"
-    serving.add_argument("--api-key", default=os.environ.get("REPRO_API_KEY") or None, metavar="KEY", help=said)
+    serving = serve_options(
+        commands.add_parser("serve", help="serve a model, or a simulated one, to clients of OpenAI's")
+    )
     serving.set_defaults(command=_serve)
+    replaying = commands.add_parser("replay", help="run a server's log through the simulator: does it decide the same?")
+    replaying.add_argument("log", metavar="FILE", help="what serve --log has written")
+    replaying.set_defaults(command=_replay)
     judging = judge_options(commands.add_parser("judge", help="find out how a server batches and shares memory"))
     judging.set_defaults(command=_judge)
     commands.add_parser("doctor", help="say what this machine can and cannot run").set_defaults(command=_doctor)
@@ -356,16 +347,13 @@ def _serve(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise left_out(error) from None
 
-    if options.max_waiting is not None:
-        whole("--max-waiting", options.max_waiting, 1)
-    shared = {"kv_slots": options.kv_slots, "block_size": options.block_size, "max_waiting": options.max_waiting}
-    if options.simulated is None:
-        opened = partial(run.real, options.model, options.system, device=options.device, **shared)
-    elif options.device is not None:
-        raise UserError(f"--device {options.device} is for a real model; leave out --device or --simulated")
-    else:
-        opened = partial(run.simulated, options.model, options.simulated, options.system, **shared)
-    return run.serve(opened, options.host, options.port, options.api_key)
+    return run.main(options)
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from repro.server import replay
+
+    return replay.main(options.log)
 
 
 def _judge(options: argparse.Namespace) -> int:

@@ -1,43 +1,24 @@
 """An engine that is fed while it runs, for whatever executor: which requests are whose, and what has come of them.
 
-A real engine (`repro.llm.serving`) and a simulated server's (`repro.server.simulated`) are both a `Feed`. What a
-token is, is theirs: here a `Piece` is only passed on."""
+A real engine (`repro.llm.serving`) and a simulated server's (`repro.server.simulated`) are both a `Feed`."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import math
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
+from repro.engine.events import Event
 from repro.engine.loop import Engine, Outcome
 from repro.engine.memory.prefix_cache import Start
 from repro.engine.sequence import Request
 from repro.errors import UserError
 from repro.feed.driver import Driver
-from repro.feed.receipt import Receipt
+from repro.feed.handle import Handle
 from repro.feed.receipts import Receipts
-
-R = TypeVar("R")
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One token of sample number `sample`. `text` is what can be said for certain now: none while a character or a stop
-    text may be incomplete; a sample's pieces join to its text. The last piece has the reason (see `Sample`). A beam has
-    this one piece, with all of its text. `logprob` and `best_logprobs` are the token's (see `Sample`)."""
-
-    sample: int
-    token_id: int
-    text: str
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    logprob: float | None = None
-    best_logprobs: dict[int, float] | None = None
 
 
 class QueueFull(UserError):
@@ -45,111 +26,18 @@ class QueueFull(UserError):
 
 
 class Watcher(Protocol):
-    """Is told in the engine's thread how each of its requests ends: "stop", "length" or "abort"."""
+    """Is told in the engine's thread how each of its requests ends: "stop", "length" or "abort". The feed still knows
+    its handle then."""
 
     def ended(self, request: Request, outcome: Outcome, reason: str) -> None: ...
 
 
-class Handle(Generic[R]):
-    """What comes of one call, for any thread: its pieces in the order in which they come, then `result`."""
+class Watchers(tuple[Watcher, ...]):
+    """Several as one, told in their order."""
 
-    def __init__(self, feed: Feed, name: str, on_piece: Callable[[Piece], None] | None = None) -> None:
-        self.name, self.requests, self.outcomes = name, list[Request](), list[Outcome]()
-        self.pieces: list[Piece] = []
-        self.cached_tokens = 0  # of its prompt, found in a prefix cache; known at the end
-        self.receipts: dict[int, Receipt] = {}  # where its time went, by the number of each request that has ended
-        self.wakers: list[Callable[[], None]] = []  # called when something has come
-        self.on_piece = on_piece
-        self._feed = feed
-        self._result: Future[R] = Future()
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing more will come."""
-        return self._result.done()
-
-    def result(self, timeout_s: float | None = None) -> R:
-        """All of it, waited for. UserError if the request was taken back; what has ended the engine, if that has;
-        TimeoutError."""
-        return self._result.result(timeout_s)
-
-    def abort(self) -> None:
-        """Take the request back. Nothing happens if it has ended."""
-        if not self.is_done:
-            self._feed.driver.call(lambda: self._feed.take_back(self, f"{self.name} was taken back"))
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of its prompt."""
-        return self.requests[0].prompt_tokens
-
-    @property
-    def output_tokens(self) -> int:
-        """Tokens that have come so far, of all its samples."""
-        return len(self.pieces)
-
-    def give_up(self) -> None:
-        """The same without waiting, and without a word if the engine has ended."""
-        if not self.is_done:
-            with contextlib.suppress(UserError):
-                self._feed.driver.later(lambda: self._feed.take_back(self, f"{self.name} was given up"))
-
-    def __iter__(self) -> Iterator[Piece]:
-        changed, place = threading.Event(), 0
-        self.wakers.append(changed.set)
-        while place < len(self.pieces) or not self.is_done:
-            changed.clear()
-            if place < len(self.pieces):
-                yield self.pieces[place]
-                place += 1
-            elif not self.is_done:
-                changed.wait()
-
-    async def __aiter__(self) -> AsyncIterator[Piece]:
-        """The same for asyncio. An iteration that is given up takes the request back."""
-        async with contextlib.aclosing(together([self])) as pieces:
-            async for _, piece in pieces:
-                yield piece
-
-    # In the engine's thread
-
-    def deliver(self, piece: Piece) -> None:
-        """A piece has come."""
-        self.pieces.append(piece)
-        if self.on_piece is not None:
-            self.on_piece(piece)
-        self._wake()
-
-    def end(self, result: R | Exception | None) -> None:
-        """Nothing more will come."""
-        self._result.set_exception(result) if isinstance(result, Exception) else self._result.set_result(result)
-        self._wake()
-
-    def _wake(self) -> None:
-        for waker in list(self.wakers):
-            with contextlib.suppress(RuntimeError):  # its event loop is closed
-                waker()
-
-
-async def together(handles: list[Handle]) -> AsyncIterator[tuple[int, Piece]]:
-    """The pieces of several handles as they come, each with its handle's place. One that is given up takes all back."""
-    loop, changed, places = asyncio.get_running_loop(), asyncio.Event(), [0] * len(handles)
-    for handle in handles:
-        handle.wakers.append(lambda: loop.call_soon_threadsafe(changed.set))
-    try:
-        while True:
-            changed.clear()
-            are_done = all(handle.is_done for handle in handles)  # before the pieces: no more come after it
-            for index, handle in enumerate(handles):
-                while places[index] < len(handle.pieces):
-                    places[index] += 1
-                    yield index, handle.pieces[places[index] - 1]
-            if are_done:
-                return
-            await changed.wait()
-    finally:
-        for handle in handles:
-            handle.give_up()
+    def ended(self, request: Request, outcome: Outcome, reason: str) -> None:
+        for one in self:
+            one.ended(request, outcome, reason)
 
 
 class Feed:
@@ -159,11 +47,14 @@ class Feed:
 
     engine: Engine
     driver: Driver
+    events: list[Event] | None  # what the scheduler decides, if it is kept
 
     def __init__(self, watcher: Watcher | None = None, max_waiting: int | None = None) -> None:
         self.handles: dict[int, Handle] = {}  # by the number of each of its requests
         self.receipts = Receipts()
+        self.woken: dict[Handle, None] = {}  # something has come of them in this iteration
         self._watcher, self._max_waiting, self.next_id = watcher, max_waiting, 0
+        self._arrival_s: float | None = None  # of what is queued now, if it came before this moment
 
     def open_engine(self) -> contextlib.AbstractContextManager[Engine]:
         """The engine, for as long as the context lasts."""
@@ -183,7 +74,7 @@ class Feed:
 
     def start(self) -> None:
         """Begin, in a thread of its own; raises what `open_engine` raises."""
-        self.driver = Driver(self.open_engine, self.after_step, self._end)
+        self.driver = Driver(self.open_engine, self._after_step, self._end)
         self.engine.observers = (self.receipts, *self.engine.observers)  # nothing has been added yet
 
     def drain(self) -> None:
@@ -196,13 +87,16 @@ class Feed:
         self.driver.close()
 
     def later_all(self, adding: list[Callable[[], Handle]]) -> Future[list[Handle]]:
-        """Have all of these queued between two iterations, or none of them. QueueFull if as many wait as may."""
+        """Have all of these queued between two iterations, or none of them. They arrive now, though they wait until an
+        iteration has ended. QueueFull if as many wait as may."""
+        now_s = self.engine.clock.now
 
         def add() -> list[Handle]:
             waiting = len(self.engine.scheduler.waiting)
             if self._max_waiting is not None and waiting >= self._max_waiting:
                 raise QueueFull(f"{waiting} requests wait, and no more than {self._max_waiting} may; try again later")
             added: list[Handle] = []
+            self._arrival_s = now_s
             try:
                 for one in adding:
                     added.append(one())
@@ -210,6 +104,8 @@ class Feed:
                 for handle in added:
                     self.take_back(handle, str(error))
                 raise
+            finally:
+                self._arrival_s = None
             return added
 
         return self.driver.later(add)
@@ -220,6 +116,8 @@ class Feed:
         """Add a handle's requests, numbered from `next_id` on, or none of them: UserError if one cannot be run."""
         try:
             for sample, request in enumerate(requests):
+                if self._arrival_s is not None:
+                    request.arrival_s = self._arrival_s
                 self.submit(handle, request, sample)
                 handle.outcomes.append(self.engine.add(request))
                 self.handles[request.request_id] = handle
@@ -242,13 +140,27 @@ class Feed:
 
     def complete(self, request: Request, outcome: Outcome, reason: str) -> None:
         """A request has come to its end, and its tokens are known."""
-        handle = self.handles.pop(request.request_id)
+        handle = self.handles[request.request_id]
         if request is handle.requests[0] and (start := self._starts.get(request.request_id)) is not None:
             handle.cached_tokens = start.found
-        self._keep_receipt(handle, request, outcome)
-        self._drop(request.request_id)
-        if self._watcher is not None:
-            self._watcher.ended(request, outcome, reason)
+        self._tell(handle, request, outcome, reason)
+
+    def _after_step(self) -> None:
+        self.after_step()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Tell those that wait, each event loop once: to wake one costs the engine more than a token does."""
+        woken, self.woken = self.woken, {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
+        for handle in woken:
+            for waker in list(handle.wakers):
+                waker()
+            for loop, event in list(handle.listening):
+                by_loop.setdefault(loop, []).append(event)
+        for loop, events in by_loop.items():
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
+                loop.call_soon_threadsafe(_set_all, events)
 
     def callback_failed(self, handle: Handle, error: Exception) -> None:
         """A user's `on_piece` has raised: its own request ends, between two iterations."""
@@ -258,14 +170,16 @@ class Feed:
 
     def _remove(self, handle: Handle) -> None:
         for request, outcome in zip(handle.requests, handle.outcomes):
-            if self.handles.pop(request.request_id, None) is None:
-                continue
-            with contextlib.suppress(UserError):  # it has ended, and waits for others of its prompt
-                self.engine.abort(request.request_id)
-                if self._watcher is not None:
-                    self._watcher.ended(request, outcome, "abort")
-            self._keep_receipt(handle, request, outcome)
-            self._drop(request.request_id)
+            if request.request_id in self.handles:
+                with contextlib.suppress(UserError):  # it has ended, but its last token is not known yet
+                    self.engine.abort(request.request_id)
+                self._tell(handle, request, outcome, "abort")
+
+    def _tell(self, handle: Handle, request: Request, outcome: Outcome, reason: str) -> None:
+        self._keep_receipt(handle, request, outcome)
+        if self._watcher is not None:
+            self._watcher.ended(request, outcome, reason)
+        self._drop(request.request_id)
 
     def _keep_receipt(self, handle: Handle, request: Request, outcome: Outcome) -> None:
         """A request has ended: when the engine says, or now."""
@@ -286,3 +200,9 @@ class Feed:
         for handle in set(self.handles.values()):
             handle.end(failure)
         self.handles.clear()
+        self._wake()
+
+
+def _set_all(events: list[asyncio.Event]) -> None:
+    for event in events:
+        event.set()

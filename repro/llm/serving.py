@@ -18,7 +18,8 @@ from repro.engine.clock import WallClock
 from repro.engine.events import Event
 from repro.engine.loop import Engine, Observer
 from repro.engine.sequence import Request
-from repro.feed.feed import Feed, Handle, Piece, Watcher
+from repro.feed.feed import Feed, Watcher
+from repro.feed.handle import Handle, Piece
 from repro.llm.detokenizer import Detokenizer
 from repro.llm.requests import Asked, Encoder, asked_of
 from repro.llm.results import RequestResult, result_of

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from repro.feed.feed import Handle, Piece
+from repro.feed.handle import Handle, Piece
 from repro.server.backend import Backend
 from repro.server.protocol import Ask
 
@@ -20,6 +21,8 @@ class Answers:
         prefix, self._kind = ("chatcmpl", "chat.completion") if ask.is_chat else ("cmpl", "text_completion")
         self._head = {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": backend.name}
         self._length = [0] * (len(handles) * ask.sampling.n)  # of each choice's text so far, in characters
+        self._count = [0] * len(self._length)  # of each choice's tokens in chunks
+        self._before, self._after = json.dumps(self._chunk(["|"])).split('"|"')  # of a chunk, around its choice
 
     # Whole
 
@@ -70,8 +73,9 @@ class Answers:
                 delta = {"role": "assistant", "content": ""}
                 yield self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
 
-    def piece(self, prompt: int, piece: Piece) -> dict[str, Any] | None:
-        """One token's chunk; None if there is nothing to say yet."""
+    def piece(self, prompt: int, piece: Piece) -> str | None:
+        """One token's chunk in JSON; None if there is nothing to say yet."""
+        self._count[prompt * self._ask.sampling.n + piece.sample] += 1
         if not (piece.text or piece.finish_reason or self._ask.sampling.logprobs is not None):
             return None
         choice = self._ends(prompt, piece)
@@ -79,7 +83,18 @@ class Answers:
             choice["delta"] = {"content": piece.text}
         else:
             choice["text"] = piece.text
-        return self._chunk([{**choice, "logprobs": self._logprobs(choice["index"], [piece])}])
+        choice["logprobs"] = self._logprobs(choice["index"], [piece])
+        after = self._after
+        if self._ask.usage_so_far:
+            after = after.replace("null", json.dumps(self._so_far(prompt, choice["index"])))
+        return f"{self._before}{json.dumps(choice)}{after}"
+
+    def _so_far(self, prompt: int, index: int) -> dict[str, int]:
+        """Tokens of one choice up to this chunk. A beam has one chunk, when all is over."""
+        handle = self._handles[prompt]
+        output = handle.output_tokens if self._ask.sampling.use_beam_search else self._count[index]
+        total = handle.prompt_tokens + output
+        return {"prompt_tokens": handle.prompt_tokens, "completion_tokens": output, "total_tokens": total}
 
     def closing(self) -> Iterator[dict[str, Any]]:
         """What comes after the last token: the usage and the receipt, as far as they were asked for."""

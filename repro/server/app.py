@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import hmac
 import json
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+import logging
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -22,7 +23,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from repro import __version__
 from repro.errors import UserError
 from repro.feed.driver import EngineEnded
-from repro.feed.feed import Handle, QueueFull, together
+from repro.feed.feed import QueueFull
+from repro.feed.handle import Handle, all_ended, together
 from repro.server.answers import Answers
 from repro.server.backend import Backend
 from repro.server.protocol import Ask, WrongInput, body_of, chat_of, completion_of, with_room
@@ -30,6 +32,7 @@ from repro.server.protocol import Ask, WrongInput, body_of, chat_of, completion_
 LARGEST_BODY = 4 * 2**20  # bytes
 #: of a body that is too large so much is read, so that its sender gets to read the answer
 _MOST_READ = 64 * 2**20
+SLOWEST_BODY_S = 60.0  # so long may a client take to send it
 
 
 class Json(Response):
@@ -46,7 +49,8 @@ def error_of(message: str, status: int, param: str | None = None, code: str | No
     kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
     error = {"message": message, "type": kind, "param": param, "code": code}
-    return Json({"error": error}, status, {"Retry-After": "1"} if status in (429, 503) else None)
+    headers = {408: {"Connection": "close"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
+    return Json({"error": error}, status, headers.get(status))
 
 
 def make_app(backend: Backend, *, api_key: str | None = None) -> FastAPI:
@@ -91,17 +95,17 @@ def make_app(backend: Backend, *, api_key: str | None = None) -> FastAPI:
         except ClientDisconnect:
             return Response()
 
-        def prepared() -> tuple[Ask, list[list[int]], list[Any]]:
+        def added() -> tuple[Ask, Future[list[Handle]]]:
             ask = read(body_of(data))
             check_model(ask.model)
             if ask.is_chat:
                 ids = [backend.render(one) for one in ask.prompts]
             else:
                 ids = [backend.encode(one, f"prompt {place}") for place, one in enumerate(ask.prompts)]
-            return ask, ids, [with_room(ask, len(one), backend.room(len(one), ask.sampling.n)) for one in ids]
+            sampling = [with_room(ask, len(one), backend.room(len(one), ask.sampling.n)) for one in ids]
+            return ask, backend.add_all(ids, sampling, ask.priority)
 
-        ask, ids, sampling = await loop.run_in_executor(encoding, prepared)
-        adding = await loop.run_in_executor(encoding, backend.add_all, ids, sampling, ask.priority)
+        ask, adding = await loop.run_in_executor(encoding, added)
         handles = await asyncio.wrap_future(adding)
         return Answering(Answers(ask, backend, handles), handles, ask.stream)
 
@@ -153,18 +157,23 @@ def _answer_to(error: Exception) -> Json:
         return error_of(str(error), 503)
     if isinstance(error, UserError):
         return error_of(str(error), 400)
+    logging.getLogger("uvicorn.error").error("the engine has failed", exc_info=error)  # where the server's own go
     return error_of(f"the engine has failed: {type(error).__name__}", 500)
 
 
 async def _body(request: Request) -> bytes:
-    """The body. WrongInput if it is too large."""
+    """The body. WrongInput if it is too large, or does not come."""
     data, size = bytearray(), 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size <= LARGEST_BODY:
-            data += piece
-        if size > _MOST_READ:
-            break
+    try:
+        async with asyncio.timeout(SLOWEST_BODY_S):
+            async for piece in request.stream():
+                size += len(piece)
+                if size <= LARGEST_BODY:
+                    data += piece
+                if size > _MOST_READ:
+                    break
+    except TimeoutError:
+        raise WrongInput(f"the body has not come within {SLOWEST_BODY_S:g} s; send all of it", status=408) from None
     if size > LARGEST_BODY:
         said = f"the body has more than {LARGEST_BODY:,} bytes; send less"
         raise WrongInput(said, status=413, code="request_too_large")
@@ -185,6 +194,22 @@ class Guard:
                 await error_of(said, 401, code="invalid_api_key")(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+class Crowd:
+    """Answers 503 below /v1 while more than `most` clients are connected: soon none could be accepted any more."""
+
+    def __init__(self, app: ASGIApp, connections: Collection[object], most: int) -> None:
+        self._app, self._connections, self._most = app, connections, most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if len(self._connections) > self._most and scope["type"] == "http" and scope["path"].startswith("/v1"):
+            said = f"{self._most} clients are connected, and this process may open no more files; try again later"
+            refusal = error_of(f"{said}, or have the limit raised (ulimit -n)", 503, code="too_many_connections")
+            refusal.headers["connection"] = "close"
+            await refusal(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 class Answering(Response):
@@ -209,8 +234,7 @@ class Answering(Response):
                 await sending
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async for _ in together(self._handles):
-            pass
+        await all_ended(self._handles)
         failure = self._failure()
         await (_answer_to(failure) if failure else Json(self._answers.whole()))(scope, receive, send)
 
@@ -229,21 +253,16 @@ class Answering(Response):
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
-        async def event(data: str) -> None:
-            await send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
+        async def events(said: Iterable[str | None], more: bool = True) -> None:
+            if body := "".join([f"data: {data}\n\n" for data in said if data is not None]):
+                await send({"type": "http.response.body", "body": body.encode("ascii"), "more_body": more})
 
-        for chunk in self._answers.opening():
-            await event(json.dumps(chunk))
-        async for prompt, piece in together(self._handles):
-            if (chunk := self._answers.piece(prompt, piece)) is not None:
-                await event(json.dumps(chunk))
-        if failure := self._failure():
-            await event(_answer_to(failure).body.decode())
-        else:
-            for chunk in self._answers.closing():
-                await event(json.dumps(chunk))
-        await event("[DONE]")
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await events(map(json.dumps, self._answers.opening()))
+        async for batch in together(self._handles):
+            await events(self._answers.piece(*one) for one in batch)
+        failure = self._failure()
+        last = [_answer_to(failure).body.decode()] if failure else map(json.dumps, self._answers.closing())
+        await events([*last, "[DONE]"], more=False)
 
 
 async def _gone(receive: Receive) -> None:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from repro.engine.config import Deployment
 from repro.engine.systems import System
-from repro.feed.feed import Feed, Handle
+from repro.feed.feed import Feed, Watchers
+from repro.feed.handle import Handle
 from repro.sampling_params import SamplingParams
 from repro.server import words
+from repro.server.log import RequestLog
 from repro.server.metrics import Metrics
 from repro.server.simulated import SimulatedServing
 from repro.simulate.cost_model import CostModel
@@ -54,16 +56,22 @@ def room(feed: Feed, system: System, max_model_len: int, prompt_tokens: int, n: 
 class RealBackend:
     """`LLM.serving`, from now until its feed is closed."""
 
-    def __init__(self, llm: LLM, *, max_waiting: int | None = None, with_events: bool = False) -> None:
+    def __init__(
+        self, llm: LLM, *, max_waiting: int | None = None, with_events: bool = False, log: RequestLog | None = None
+    ) -> None:
         from repro.llm.requests import Encoder
         from repro.llm.serving import Serving
 
         self.name, self.max_model_len = llm.loaded.config.name, llm.loaded.config.max_model_len
         self.about = llm.boot_line
         self._llm, self._encoder, self.metrics = llm, Encoder(llm.loaded), Metrics(self.name)
-        watching = {"watcher": self.metrics, "max_waiting": max_waiting, "with_events": with_events}
-        self.feed = Serving(llm, observers=(self.metrics,), **watching)
+        watching = (self.metrics,) if log is None else (self.metrics, log)
+        keeping = {"with_events": with_events or log is not None, "max_waiting": max_waiting}
+        self.feed = Serving(llm, observers=watching, watcher=Watchers(watching), **keeping)
         self.metrics.begin(self.feed.engine)
+        if log is not None:
+            head = {"model": self.name, "max_model_len": self.max_model_len, "about": self.about}
+            log.begin(self.feed, llm.system, head, None, lambda answer, output: [*answer.asked.ids.tolist(), *output])
 
     def encode(self, prompt: object, name: str) -> list[int]:
         return self._encoder.encode(prompt, name).tolist()
@@ -94,17 +102,23 @@ class SimulatedBackend:
         seed: int | None = None,
         max_waiting: int | None = None,
         events: list | None = None,
+        log: RequestLog | None = None,
     ) -> None:
         self.name, self.max_model_len = deployment.model.name, deployment.model.max_model_len
         self.metrics = Metrics(self.name)
-        watching = {"observers": (self.metrics,), "watcher": self.metrics, "max_waiting": max_waiting}
-        self.feed = SimulatedServing(deployment, system, cost_model, block_size, seed=seed, events=events, **watching)
+        watching = (self.metrics,) if log is None else (self.metrics, log)
+        keeping = {"events": [] if log is not None and events is None else events, "max_waiting": max_waiting}
+        keeping |= {"observers": watching, "watcher": Watchers(watching), "seed": seed}
+        self.feed = SimulatedServing(deployment, system, cost_model, block_size, **keeping)
         self.metrics.begin(self.feed.engine)
         blocks = self.feed.manager.num_blocks
         self.about = (
             f"{self.name} on {deployment.num_gpus} x {deployment.device.name}, simulated ({cost_model.name}): "
             f"{system.label}, {blocks:,} blocks of {block_size} tokens. Words are made up; times are modelled"
         )
+        if log is not None:
+            head = {"model": self.name, "max_model_len": self.max_model_len, "about": self.about}
+            log.begin(self.feed, self.feed.system, head, cost_model, lambda answer, output: answer.prompt_ids)
 
     def encode(self, prompt: object, name: str) -> list[int]:
         return words.encode(prompt) if isinstance(prompt, str) else words.checked_ids(prompt, name)

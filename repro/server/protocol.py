@@ -53,7 +53,7 @@ _SAMPLING = {
     "early_stopping",
 }
 _COMMON = {"model", "stream", "stream_options", "priority", "logprobs", "receipt", *_SAMPLING, *_IGNORED, *_NOT_THERE}
-_STREAM_OPTIONS = ("include_usage", "include_receipt")
+_STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_receipt")
 _COMPLETION = {"prompt", *_COMMON}
 _CHAT = {"messages", "max_completion_tokens", "top_logprobs", *_COMMON}
 
@@ -80,6 +80,7 @@ class Ask:
     priority: int
     stream: bool
     include_usage: bool
+    usage_so_far: bool  # in each chunk, vLLM's continuous_usage_stats
     include_receipt: bool
 
 
@@ -148,14 +149,14 @@ def _ask(given: dict[str, Any], is_chat: bool, prompts: list[object], logprobs: 
     options = _checked("stream_options", instance, given.get("stream_options", {}), dict, "an object")
     for name in options:
         if name not in _STREAM_OPTIONS:
-            raise WrongInput(
-                f"stream_options takes {' and '.join(_STREAM_OPTIONS)}, not {shown(name)}", "stream_options"
-            )
+            said = f"stream_options takes {', '.join(_STREAM_OPTIONS)}, not {shown(name)}"
+            raise WrongInput(said, "stream_options")
     stream = _checked("stream", flag, given.get("stream", False))
     if options and not stream:
         raise WrongInput("stream_options needs stream = true", "stream_options")
-    include_usage, streams_receipt = (_checked(name, flag, options.get(name, False)) for name in _STREAM_OPTIONS)
-    include_receipt = _checked("receipt", flag, given.get("receipt", False)) or streams_receipt
+    asked = {name: _checked(name, flag, options.get(name, False)) for name in _STREAM_OPTIONS}
+    include_receipt = _checked("receipt", flag, given.get("receipt", False)) or asked["include_receipt"]
+    so_far = asked["include_usage"] and asked["continuous_usage_stats"]
     priority = _checked("priority", whole, given.get("priority", 0), -(2**63))
     if "model" in given:
         _checked("model", instance, given["model"], str, "a text")
@@ -167,7 +168,7 @@ def _ask(given: dict[str, Any], is_chat: bool, prompts: list[object], logprobs: 
             f"{len(prompts)} prompts x n = {sampling.n} are more than {MOST_CHOICES} choices; ask for fewer at a time"
         )
         raise WrongInput(said, "n")
-    includes = include_usage, include_receipt
+    includes = asked["include_usage"], so_far, include_receipt
     return Ask(is_chat, given.get("model"), prompts, sampling, longest, priority, stream, *includes)
 
 

@@ -25,7 +25,8 @@ from repro.engine.scheduler import SchedulerOutput
 from repro.engine.sequence import Request, Sequence, SequenceGroup
 from repro.engine.systems import System
 from repro.errors import UserError
-from repro.feed.feed import Feed, Handle, Piece, Watcher
+from repro.feed.feed import Feed, Watcher
+from repro.feed.handle import Handle, Piece
 from repro.feed.stop_texts import begun_in, found_in
 from repro.sampling_params import SamplingParams
 from repro.server import words

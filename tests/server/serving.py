@@ -30,10 +30,10 @@ def simulated(name: str = "vllm-v1", kv_slots: int = 4096, cost_model: CostModel
 
 
 @contextmanager
-def served(backend: Backend, api_key: str | None = None, whole: bool = True) -> Iterator[str]:
+def served(backend: Backend, api_key: str | None = None, whole: bool = True, most: int = 1000) -> Iterator[str]:
     """The address of a server that runs meanwhile. Afterwards no block is held, and none was lost."""
     with listen("127.0.0.1", 0) as listening:
-        server = server_of(backend, api_key)
+        server = server_of(backend, api_key, most)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:

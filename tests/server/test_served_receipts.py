@@ -95,7 +95,10 @@ def test_nobody_gets_a_receipt_who_does_not_ask_and_none_is_kept():
         for body, said in (({"receipt": 1}, "receipt = 1"), ({"receipts": True}, "did you mean receipt?")):
             with pytest.raises(openai.BadRequestError, match=said):
                 client.completions.create(model=MODEL, prompt="x", extra_body=body)
-        with pytest.raises(openai.BadRequestError, match="stream_options takes include_usage and include_receipt, not"):
+        with pytest.raises(
+            openai.BadRequestError,
+            match="stream_options takes include_usage, continuous_usage_stats, include_receipt, not",
+        ):
             options = {"stream_options": {"include_costs": True}}
             client.completions.create(model=MODEL, prompt="x", stream=True, extra_body=options)
 

@@ -41,6 +41,19 @@ def test_a_text_streamed_is_the_text_not_streamed(name):
         assert len(set(texts.values())) > 2 and not any("time" in text for text in texts.values())
 
 
+def test_a_stream_may_count_as_it_goes():
+    """vLLM's continuous_usage_stats, which guidellm asks for; the last chunk has the usage of all choices."""
+    asked = {"model": MODEL, "prompt": [5, 6, 7], "n": 2, "max_tokens": 4, "extra_body": {"ignore_eos": True}}
+    with served(simulated()) as address:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        *chunks, last = client_of(address).completions.create(**asked, stream=True, stream_options=options)
+    for index in range(2):
+        usages = [chunk.usage for chunk in chunks if chunk.choices[0].index == index]
+        assert [one.completion_tokens for one in usages] == [1, 2, 3, 4]
+        assert {one.total_tokens - one.completion_tokens for one in usages} == {3}
+    assert last.choices == [] and last.usage.completion_tokens == 8
+
+
 def test_a_chat_and_log_probabilities():
     messages = [{"role": "system", "content": "Be kind"}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
     asked = {"model": MODEL, "messages": messages, "seed": 1, "max_tokens": 12}

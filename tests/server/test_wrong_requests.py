@@ -158,11 +158,11 @@ def backend_of(kind: str):
     return RealBackend(llm(talking(), system="vllm-v1", max_num_batched_tokens=24, max_num_seqs=8))
 
 
-@pytest.mark.parametrize("kind", ["simulated", "real"])
-def test_hundreds_of_random_requests_are_never_the_servers_fault(kind):
+@pytest.mark.parametrize(("kind", "count"), [("simulated", 1000), ("real", 400)])
+def test_a_thousand_random_requests_are_never_the_servers_fault(kind, count):
     dice, backend, codes = random.Random(5), backend_of(kind), []
     with served(backend) as address, httpx.Client(base_url=address, timeout=60) as client:
-        for _ in range(400):
+        for _ in range(count):
             is_chat = dice.random() < 0.4
             body = dict(CHAT if is_chat else GOOD) | {"model": backend.name}
             for name in dice.sample(NAMES.split(), dice.choice([1, 1, 2, 3])):
@@ -177,4 +177,4 @@ def test_hundreds_of_random_requests_are_never_the_servers_fault(kind):
             if answer.status_code != 200:
                 error_of(answer)
         until(lambda: not backend.feed.handles)
-    assert 20 < codes.count(200) < 380
+    assert 20 < codes.count(200) < 0.95 * count
