@@ -72,17 +72,17 @@ class WholeOrNot(PrefixCachingKVCacheManager):
         super().__init__(*sizes, hashes=hashes)
         self._final: dict[SequenceGroup, int] = {}
 
-    def _last(self, group: SequenceGroup) -> int:
+    def _last_tokens(self, group: SequenceGroup) -> int:
         return group.request.prompt_tokens + group.request.output_tokens - 1
 
     def can_allocate(self, group: SequenceGroup, num_tokens: int) -> bool:
         promised = sum(final - len(self._tables[one.seqs[0]]) for one, final in self._final.items())
         revived = sum(not self.gpu.ref_counts[block] for block in self._match(group))
-        return self.blocks_needed(group, self._last(group)) + revived + promised <= self.gpu.num_free
+        return self.blocks_needed(group, self._last_tokens(group)) + revived + promised <= self.gpu.num_free
 
     def allocate(self, group: SequenceGroup, num_tokens: int) -> None:
         super().allocate(group, num_tokens)
-        self._final[group] = self.cdiv(self._last(group))
+        self._final[group] = self.cdiv(self._last_tokens(group))
 
     def free(self, group: SequenceGroup) -> None:
         self._final.pop(group)
