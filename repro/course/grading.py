@@ -62,7 +62,7 @@ class Case:
 
     def __str__(self) -> str:
         swap = f", {self.cpu_blocks} in CPU memory" if self.cpu_blocks else ""
-        budget = f"; at most {self.budget} tokens an iteration" if self.budget else ""
+        budget = f"; at most {counted(self.budget, 'token')} an iteration" if self.budget else ""
         asks = "; ".join(f"request {n}: {ask}" for n, ask in enumerate(sorted(self.asks, key=lambda ask: ask.arrival)))
         pool = f"{counted(self.num_blocks, 'block')} of {counted(self.block_size, 'slot')}"
         return f"{pool}{swap}{budget}. {asks}"
@@ -103,8 +103,9 @@ def smaller(case: Case) -> Iterator[Case]:
         for one in less:
             if one is not ask:
                 yield replace(case, asks=(*others[0], one, *others[1]))
-    if case.num_blocks > 1:
-        yield replace(case, num_blocks=case.num_blocks - 1)
+    for name in ("num_blocks", "cpu_blocks", "budget"):
+        if getattr(case, name) > 1:
+            yield replace(case, **{name: getattr(case, name) - 1})
 
 
 @dataclass(frozen=True)
@@ -141,11 +142,11 @@ def fault(play: Callable[[Case], None], case: Case) -> Fault | None:
     except Fault as found:
         return found
     except Exception as error:
-        return Fault("raises", _raised(error))
+        return Fault("raises", raised(error))
     return None
 
 
-def _raised(error: Exception) -> str:
+def raised(error: Exception) -> str:
     """What the student's code raised, and in which function of theirs."""
     if isinstance(error, UserError):
         return str(error)
@@ -196,7 +197,7 @@ def ask_all(
         try:
             said = function(*copy.deepcopy(arguments))
         except Exception as error:
-            return Grade(task, "raises", f"{_raised(error)}.", f"{asked}.")
+            return Grade(task, "raises", f"{raised(error)}.", f"{asked}.")
         if said != right:
             return Grade(task, rule, f"you say {said}, and it is {right}.", f"{asked}.")
     return Grade(task, None, f"{count} questions, and all answers are right.")

@@ -143,11 +143,16 @@ class Shadow:
     def _compute_prompt(self, part: Prefill) -> None:
         group, known = part.group, len(self.notes[part.group.seqs[0]])
         self.under_way.pop(group, None)
+        if part.num_tokens > known:
+            text = f"{_name(group)} is computed up to token number {part.num_tokens}, and has {known}"
+            raise self._fault("beyond", text)
         if part.num_cached >= part.num_tokens:
-            text = f"all {part.num_tokens} tokens of {_name(group)} are found, and none is left to compute: without a"
-            raise self._fault("nothing to compute", f"{text} forward pass there is no next token")
+            text = f"all {known} tokens of {_name(group)} are found, and none is left to compute"
+            if part.num_tokens < known:
+                text = f"{_name(group)} computes a part of its prompt that has no token"
+            raise self._fault("nothing to compute", f"{text}: without a forward pass there is no next token")
         for seq in group.seqs:
-            for position in range(part.num_cached, min(part.num_tokens, known)):
+            for position in range(part.num_cached, part.num_tokens):
                 self._write(group, seq, position)
 
     def _write(self, group: SequenceGroup, seq: Sequence, position: int) -> int:
@@ -244,7 +249,7 @@ class Shadow:
                     pool[block] = list(self.pool.empty)
 
     def _check_counts(self, allocator: BlockAllocator, holders: Counter[int], kind: str) -> None:
-        free = Counter(allocator._free)
+        free = Counter(list(allocator._free))
         for block, count in enumerate(allocator.ref_counts):
             if count != holders[block]:
                 text = f"{kind} {block} has a reference count of {count}, but {counted(holders[block], 'block table')}"

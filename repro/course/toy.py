@@ -18,6 +18,19 @@ class Ticking(Executor):
         return StepResult([1.0] * output.num_iterations)
 
 
+class Batches(Observer):
+    """Remembers how many tokens each request computes in each iteration: `rows`, by iteration."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, dict[str, int]] = {}
+
+    def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
+        row = {f"request {group.request.request_id}": len(group.seqs) for group in output.decodes}
+        for part in (*output.prefills, *output.chunks):
+            row[f"request {part.group.request.request_id}"] = part.num_tokens - part.num_cached
+        self.rows[output.iteration] = row
+
+
 def request(number: int, prompt: int, output: int, n: int = 1, arrival: int = 0) -> Request:
     """A request of so many tokens and `n` samples, which comes in iteration `arrival`."""
     return Request(number, float(arrival), prompt, output, SamplingParams(n=n))

@@ -14,7 +14,14 @@ from repro.course.grading import Grade
 
 COURSE = committed() / "notebooks" / "course"
 #: lesson -> the rule that each of its starters breaks, in the order of its tasks
-REASONS = {"block_tables": ["place", "table"]}
+REASONS = {
+    "waste": ["books", "waste"],
+    "block_tables": ["place", "table"],
+    "copy_on_write": ["references", "contents"],
+    "preemption": ["order", "lost token", "standstill"],
+    "batching": ["starved", "budget"],
+    "prefix_caching": ["contents", "nothing to compute", "no block"],
+}
 
 
 def cells(stem: str) -> list[dict[str, Any]]:
