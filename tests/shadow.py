@@ -3,7 +3,8 @@
 It runs the real scheduler on real managers, "writes" every token's id into the slot that the block tables name, applies
 every CacheOp in the order issued, and after every iteration looks whether each live token is where its table says. What
 a sequence ought to contain is known from its own history alone, which swaps and recomputations cannot disturb. Free
-blocks are wiped after every step, so that data read after its block was freed is never right by luck.
+blocks are wiped after every step, so that data read after its block was freed is never right by luck. The pool is the
+course's (repro/course/shadow.py), whose shadow store is a smaller one that explains what it finds.
 """
 
 from __future__ import annotations
@@ -14,27 +15,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 
-from repro.engine.memory import CacheOp, KVCacheManager, OpKind, PagedKVCacheManager
+from repro.course.shadow import TokenPool
+from repro.engine.memory import KVCacheManager, OpKind, PagedKVCacheManager
 from repro.engine.memory.prefix_cache import block_hashes
 from repro.engine.running import RunningSet
 from repro.engine.scheduler import Batching, Prefill, Scheduler, SchedulerOutput
 from repro.engine.sequence import Request, Sequence, SequenceGroup, Status
-
-WIPED = -1
-
-
-class TokenPool:
-    """Blocks of token ids on the GPU and in CPU memory."""
-
-    def __init__(self, num_blocks: int, num_cpu_blocks: int, block_size: int) -> None:
-        self.empty = [WIPED] * block_size
-        self.gpu = [list(self.empty) for _ in range(num_blocks)]
-        self.cpu = [list(self.empty) for _ in range(num_cpu_blocks)]
-
-    def apply(self, op: CacheOp) -> None:
-        source = self.cpu if op.kind is OpKind.SWAP_IN else self.gpu
-        target = self.cpu if op.kind is OpKind.SWAP_OUT else self.gpu
-        target[op.dst] = list(source[op.src])
 
 
 class Shadow:

@@ -18,7 +18,7 @@ LAYERS = (
     {"checks", "hashing"},
     {"paths", "sampling_params"},
     {"engine"},
-    {"workloads", "kernels", "setup", "feed", "judge"},
+    {"workloads", "kernels", "setup", "feed", "judge", "course"},
     {"simulate", "llm"},
     {"bench", "server"},
     {"report", "explore"},
@@ -30,7 +30,7 @@ LAYERS = (
 RANK = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}
 #: single files that every room may import
 LEAVES = {"errors", "checks", "hashing", "paths", "sampling_params"}
-STANDARD_LIBRARY_ONLY = {"engine", "feed", "setup", *LEAVES}
+STANDARD_LIBRARY_ONLY = {"engine", "feed", "course", "setup", *LEAVES}
 #: what runs on a GPU machine needs no more than such a machine has
 ON_A_GPU_MACHINE = {*LEAVES, "engine", "feed", "llm", "kernels", "bench", "simulate", "workloads"}
 ITS_LIBRARIES = {"torch", "triton", "transformers", "numpy", "pandas", "joblib", "tqdm"}

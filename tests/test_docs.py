@@ -145,10 +145,10 @@ def test_no_line_is_too_wide(page: str) -> None:
 
 def test_the_notebooks_link_nowhere_else() -> None:
     """Links of notebooks to files of the checkout resolve, too; to renderings, once `page` has made any."""
-    for path in sorted((committed() / "notebooks").glob("*.ipynb")):
+    for path in sorted((committed() / "notebooks").rglob("*.ipynb")):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
         for link in found(r"\]\(([^)\s]+)\)", text):
-            target = Path(ROOT, "notebooks", link.partition("#")[0])
+            target = ROOT / path.parent.relative_to(committed()) / link.partition("#")[0]
             rendering = link == f"../figures/notebooks/{path.stem}.html" and not target.parent.exists()
             assert "://" in link or target.exists() or rendering, f"{path.name}: {link}"

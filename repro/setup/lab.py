@@ -50,8 +50,11 @@ def refresh_copies(originals: Path = NOTEBOOKS, copies: Path = COPIES) -> "list[
     as it is though the original has changed; OSError where nothing can be written."""
     copies.mkdir(exist_ok=True)
     kept = []
-    for original in sorted(originals.glob("*.ipynb")):
-        notebook, copy = read(original), copies / original.name
+    for original in sorted(originals.rglob("*.ipynb")):
+        name = original.relative_to(originals)
+        if any(part.startswith(".") for part in name.parts):  # JupyterLab's own copies
+            continue
+        notebook, copy = read(original), copies / name
         if notebook is None:
             continue
         made_of = cells_of(notebook)
@@ -61,9 +64,12 @@ def refresh_copies(originals: Path = NOTEBOOKS, copies: Path = COPIES) -> "list[
             if source == made_of:
                 continue
             if mine is None or cells_of(mine) != source:
-                kept.append(f"work/{copy.name} has changes of yours and is kept; notebooks/{copy.name} is newer")
+                kept.append(
+                    f"work/{name.as_posix()} has changes of yours and is kept; notebooks/{name.as_posix()} is newer"
+                )
                 continue
         notebook["metadata"][COPIED_FROM] = made_of
+        copy.parent.mkdir(parents=True, exist_ok=True)
         whole = copy.with_name(f".{copy.name}.new")
         whole.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         os.replace(str(whole), str(copy))

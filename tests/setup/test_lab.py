@@ -82,6 +82,20 @@ def test_a_file_that_is_no_copy_is_left_alone(folders: Folders, text: str) -> No
     assert [path.name for path in folders.copies.iterdir()] == ["a.ipynb"]
 
 
+def test_notebooks_in_folders_are_copied_into_folders_and_checkpoints_are_not(folders: Folders) -> None:
+    for folder in ("course", "course/.ipynb_checkpoints"):
+        (folders.originals / folder).mkdir()
+        (folders.originals / folder / "b.ipynb").write_text(json.dumps(notebook("1")))
+    assert folders.refresh() == []
+    copy = folders.copies / "course" / "b.ipynb"
+    assert [path for path in folders.copies.rglob("*") if path.is_file()] == [copy]
+    assert sources(json.loads(copy.read_text())) == ["1"]
+    copy.write_text(json.dumps(notebook("my own")))
+    (folders.originals / "course" / "b.ipynb").write_text(json.dumps(notebook("2")))
+    said = "work/course/b.ipynb has changes of yours and is kept; notebooks/course/b.ipynb is newer"
+    assert folders.refresh() == [said]
+
+
 def test_what_is_no_notebook_is_not_copied(folders: Folders) -> None:
     (folders.originals / "a.ipynb").write_text("half a no")
     assert folders.refresh() == [] and list(folders.copies.iterdir()) == []
