@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import random
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -18,7 +19,8 @@ from repro.engine.sequence import Request
 from repro.errors import UserError
 from repro.sampling_params import SamplingParams
 
-HERE = Path(__file__).parents[1]  # the package: what is not in it is the student's
+#: code in these folders, the package and the standard library, is not the student's
+NOT_THEIRS = (Path(__file__).parents[1], Path(sysconfig.get_path("stdlib")))
 
 
 @dataclass(frozen=True)
@@ -150,14 +152,15 @@ def fault(play: Callable[[Case], None], case: Case) -> Fault | None:
 
 
 def raised(error: Exception) -> str:
-    """What the student's code raised, and in which function of theirs."""
+    """What went wrong in the student's code, and in which function of theirs; or in the engine, with what it got."""
     if isinstance(error, UserError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(HERE)]
-    theirs = [frame for frame in theirs if not frame.filename.endswith(".py")] or theirs
-    where = f", in {theirs[-1].name}, line {theirs[-1].lineno}" if theirs else ""
-    return f"Your code raises {type(error).__name__}: {error}{where}"
+    theirs = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(one) for one in NOT_THEIRS)]
+    what = f"{type(error).__name__}: {error}"
+    if not theirs:
+        return f"The engine cannot use what your code returned ({what})"
+    return f"Your code raises {what}, in {theirs[-1].name}, line {theirs[-1].lineno}"
 
 
 def grade(
