@@ -72,7 +72,7 @@ def _compare(
     output: SchedulerOutput,
 ) -> None:
     """Fault if the student's batch is another one than the engine's; the rule says in which way."""
-    now = f"iteration {output.iteration}: the budget is {budget}, and your batch is {said}"
+    now = f"Iteration {output.iteration}: the budget is {budget}, and your batch is {said}"
     strangers = [who for who in said if who not in decodes and who not in prompts]
     if strangers:
         raise Fault("stranger", f"{now}, but request {strangers[0]} has nothing to run")

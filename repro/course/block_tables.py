@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 from repro.course.grading import Case, Grade, ask_all, drawn, grade, unchosen
-from repro.course.shadow import Fault, Shadow, run
+from repro.course.shadow import Fault, Shadow, counted, run
 from repro.engine.memory import CacheOp, PagedKVCacheManager
 from repro.engine.scheduler import Scheduler
 from repro.engine.sequence import SequenceGroup
@@ -56,6 +56,7 @@ def _token_by_token(manager: Manager, case: Case) -> None:
             manager.append_slots(group, num_tokens)
             table, right = manager.block_table(group.seqs[0]), manager.cdiv(num_tokens)
             if len(table) != right or len(set(table)) != right:
-                text = f"after token number {num_tokens} of request {request.request_id} its block table is {table}"
-                raise Fault("table", f"{text}; {num_tokens} tokens lie in {right} different blocks")
+                text = f"After token number {num_tokens} of request {request.request_id} its block table is {table}"
+                which = ", no two of them the same" if right > 1 else ""
+                raise Fault("table", f"{text}; {num_tokens} tokens lie in {counted(right, 'block')}{which}")
         manager.free(group)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import random
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -18,7 +19,8 @@ from repro.engine.sequence import Request
 from repro.errors import UserError
 from repro.sampling_params import SamplingParams
 
-HERE = Path(__file__).parents[1]  # the package: what is not in it is the student's
+#: code in these folders, the package and the standard library, is not the student's
+NOT_THEIRS = (Path(__file__).parents[1], Path(sysconfig.get_path("stdlib")))
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,8 @@ def smaller(case: Case) -> Iterator[Case]:
         for one in less:
             if one is not ask:
                 yield replace(case, asks=(*others[0], one, *others[1]))
+    if all(ask.arrival for ask in case.asks):
+        yield replace(case, asks=tuple(replace(ask, arrival=ask.arrival - 1) for ask in case.asks))
     for name in ("num_blocks", "cpu_blocks", "budget"):
         if getattr(case, name) > 1:
             yield replace(case, **{name: getattr(case, name) - 1})
@@ -110,12 +114,13 @@ def smaller(case: Case) -> Iterator[Case]:
 
 @dataclass(frozen=True)
 class Grade:
-    """What a check says. `rule` is the broken one, None if all is well."""
+    """What a check says. `rule` is the broken one, None if all is well; `shown` is the trace, or the question,
+    that shows it."""
 
     task: str
     rule: str | None
     found: str
-    trace: str = ""
+    shown: str = ""
 
     @property
     def passed(self) -> bool:
@@ -123,15 +128,15 @@ class Grade:
 
     def __repr__(self) -> str:
         head = f"{'PASSED' if self.passed else 'NOT YET'} ({self.task}): {self.found}"
-        return f"{head}\n  The smallest trace that shows it: {self.trace}" if self.trace else head
+        return f"{head}\n  {self.shown}" if self.shown else head
 
     def _repr_html_(self) -> str:
         color = "#1b7f3b" if self.passed else "#b3261e"
         word = "Passed" if self.passed else f"Not yet ({escape(self.rule)})"
-        trace = f"<br>The smallest trace that shows it: {escape(self.trace)}" if self.trace else ""
+        shown = f"<br>{escape(self.shown)}" if self.shown else ""
         return (
             f'<div style="border-left: 4px solid {color}; padding: 0.3em 0.8em; white-space: normal">'
-            f'<b style="color: {color}">{word}.</b> {escape(self.found)}{trace}</div>'
+            f'<b style="color: {color}">{word}.</b> {escape(self.found)}{shown}</div>'
         )
 
 
@@ -147,14 +152,15 @@ def fault(play: Callable[[Case], None], case: Case) -> Fault | None:
 
 
 def raised(error: Exception) -> str:
-    """What the student's code raised, and in which function of theirs."""
+    """What went wrong in the student's code, and in which function of theirs; or in the engine, with what it got."""
     if isinstance(error, UserError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(HERE)]
-    theirs = [frame for frame in theirs if not frame.filename.endswith(".py")] or theirs
-    where = f"{theirs[-1].name}, line {theirs[-1].lineno}, " if theirs else ""
-    return f"{where}raises {type(error).__name__}: {error}"
+    theirs = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(one) for one in NOT_THEIRS)]
+    what = f"{type(error).__name__}: {error}"
+    if not theirs:
+        return f"The engine cannot use what your code returned ({what})"
+    return f"Your code raises {what}, in {theirs[-1].name}, line {theirs[-1].lineno}"
 
 
 def grade(
@@ -170,7 +176,7 @@ def grade(
     Where the task is a `method`, the `student`'s class must derive from the lesson's `base` and define it itself."""
     if base is not None and not (isinstance(student, type) and issubclass(student, base)):
         lesson = base.__module__.rpartition(".")[2]
-        return Grade(task, "missing", f"give a class that derives from {base.__name__} of repro.course.{lesson}.")
+        return Grade(task, "missing", f"Give a class that derives from {base.__name__} of repro.course.{lesson}.")
     if base is not None and method not in vars(student):
         return Grade(task, "missing", f"{student.__name__} does not define {method}, which is the task.")
     count = 0
@@ -183,7 +189,7 @@ def grade(
             less = fault(play, candidate)
             if less is not None and less.rule == found.rule:
                 case, found, candidates = candidate, less, smaller(candidate)
-        return Grade(task, found.rule, f"{found}.", f"{case}.")
+        return Grade(task, found.rule, f"{found}.", f"The smallest trace that shows it: {case}.")
     return Grade(task, None, f"{count} traces, and the shadow store is silent.")
 
 
@@ -197,7 +203,7 @@ def ask_all(
         try:
             said = function(*copy.deepcopy(arguments))
         except Exception as error:
-            return Grade(task, "raises", f"{raised(error)}.", f"{asked}.")
+            return Grade(task, "raises", f"{raised(error)}.", f"Asked: {asked}.")
         if said != right:
-            return Grade(task, rule, f"you say {said}, and it is {right}.", f"{asked}.")
+            return Grade(task, rule, f"You say {said}, and it is {right}.", f"Asked: {asked}.")
     return Grade(task, None, f"{count} questions, and all answers are right.")

@@ -62,7 +62,7 @@ def grade_fits(student: type[Manager]) -> Grade:
         for request, _ in case.requests():
             group = SequenceGroup(request)
             if _manager(case).fits(group) and not student(case.num_blocks, case.block_size, 0.0).fits(group):
-                text = f"request {request.request_id} is refused, though an empty pool can take it to its end"
+                text = f"Request {request.request_id} is refused, though an empty pool can take it to its end"
                 raise Fault("refused", text)
         run(Shadow(engine.Scheduler(student(case.num_blocks, case.block_size, 0.0), RECOMPUTE)), case.requests())
 

@@ -49,7 +49,7 @@ class _Starting(_Manager):
     can_start: CanStart
 
     def can_allocate(self, group: SequenceGroup, num_tokens: int) -> bool:
-        found, name = self._match(group), f"request {group.request.request_id}"
+        found, name = self._match(group), f"Request {group.request.request_id}"
         needed, free = self.blocks_needed(group, num_tokens), self.gpu.num_free
         said = self.can_start(needed, list(found), list(self.gpu.ref_counts), free)
         right = super().can_allocate(group, num_tokens)
@@ -137,5 +137,5 @@ def grade_can_start(can_start: CanStart) -> Grade:
     def play(case: Case) -> None:
         _play(kind, case)
 
-    example = Case((Ask((5, 6, 7), 1), Ask((8,), 6, arrival=1), Ask((5, 6, 7, 9), 2, arrival=1)), 4, 2)
+    example = Case((Ask((5, 6, 7, 8), 1), Ask((9,), 4, arrival=1), Ask((5, 6, 7, 8, 1, 2), 1, arrival=1)), 3, 2)
     return grade("who may start", play, _cases(example))

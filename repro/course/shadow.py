@@ -92,7 +92,7 @@ class Shadow:
     def step(self) -> SchedulerOutput:
         """One iteration, checked. Fault if anything is wrong."""
         output = self.scheduler.schedule()
-        self._now = f"iteration {output.iteration}"
+        self._now = f"Iteration {output.iteration}"
         self._check_decisions(output)
         if self._apply is None:
             for op in output.cache_ops:
@@ -280,7 +280,7 @@ def run(shadow: Shadow, requests: Iterable[tuple[Request, Items[int] | None]]) -
             now += 1
         else:
             now = int(upcoming[0][0].arrival_s)
-    text = f"after {bound} iterations {', '.join(map(_name, shadow.emitted))} still run: they drive each other out"
+    text = f"After {bound} iterations {', '.join(map(_name, shadow.emitted))} still run: they drive each other out"
     raise Fault("standstill", f"{text} for ever")
 
 

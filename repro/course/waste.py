@@ -103,10 +103,10 @@ def grade_reserve(reserve: Reserve) -> Grade:
         try:
             yours.append(100 - shares(policy, trace(seed))["token_states"])
         except Exception as error:
-            return Grade(task, "raises", f"{raised(error)}.", f"waste.trace({seed}).")
-    text = f"of the slots that are given away {mean(yours):.1f}% hold no token; with Orca (Pow2) {mean(pow2):.1f}%"
+            return Grade(task, "raises", f"{raised(error)}.", f"It does so on waste.trace({seed}).")
+    text = f"Of the slots that are given away {mean(yours):.1f}% hold no token; with Orca (Pow2) {mean(pow2):.1f}%"
     if mean(yours) < mean(pow2):
         return Grade(task, None, f"{text}, on the mean of ten traces.")
     worst = max(range(10), key=lambda seed: yours[seed] - pow2[seed])
-    shown = f"waste.trace({worst}): {yours[worst]:.1f}% and {pow2[worst]:.1f}%."
+    shown = f"It does worst on waste.trace({worst}): {yours[worst]:.1f}% and {pow2[worst]:.1f}%."
     return Grade(task, "waste", f"{text}, on the mean of ten traces.", shown)

@@ -136,6 +136,7 @@ WRONG = [
     (preemption.grade_fits, fitting(-2), "standstill"),
     (preemption.grade_fits, fitting(0), "refused"),
     (batching.grade_next_batch, lambda decodes, prompts, budget: {}, "idle"),
+    (batching.grade_next_batch, lambda decodes, prompts, budget: None, "raises"),
     (batching.grade_next_batch, lambda decodes, prompts, budget: batch(decodes, prompts, 6), "idle"),
     (batching.grade_next_batch, lambda *given: batch(*given, most=1), "idle"),
     (batching.grade_next_batch, lambda *given: batch(*given, cut=-1), "budget"),
@@ -148,6 +149,7 @@ WRONG = [
     (prefix_caching.grade_block_hashes, lambda tokens, size: hashes(tokens, size, end=1), "full blocks"),
     (prefix_caching.grade_block_hashes, lambda *given: hashes(*given, seed=lambda at: next(COUNT)), "never found"),
     (prefix_caching.grade_block_hashes, lambda tokens, size: [(at, tokens[at]) for at in range(0, 4, 2)], "raises"),
+    (prefix_caching.grade_find, lambda *given: None, "raises"),
     (prefix_caching.grade_find, lambda *given: [], "hits"),
     (prefix_caching.grade_find, lambda contents, found, number, size: find(contents, found, number - 1, size), "hits"),
     (prefix_caching.grade_find, without_looking_at_gaps, "hits"),
@@ -160,3 +162,18 @@ WRONG = [
 @pytest.mark.parametrize(("check", "answer", "rule"), WRONG)
 def test_another_wrong_answer_is_refused_too(check, answer, rule: str) -> None:
     assert (said := check(answer)).rule == rule, said
+
+
+def test_what_the_engine_cannot_use_is_told_from_what_raises() -> None:
+    class Forgetful(copy_on_write.Manager):
+        def append_slots(self, group, num_tokens):
+            pass
+
+    class Raising(copy_on_write.Manager):
+        def append_slots(self, group, num_tokens):
+            self.gpu.release([99])
+
+    said = copy_on_write.grade_append_slots(Forgetful).found
+    assert said.startswith("The engine cannot use what your code returned (TypeError")
+    said = copy_on_write.grade_append_slots(Raising).found
+    assert said.startswith("Your code raises IndexError") and "in append_slots, line " in said

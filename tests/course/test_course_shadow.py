@@ -139,7 +139,7 @@ def test_it_names_the_rule_that_a_planted_fault_breaks(plant, rule: str, monkeyp
     plant(monkeypatch)
     grades = grade("the engine", play, cases())
     assert grades.rule == rule, grades
-    assert "iteration" in grades.found and "request" in grades.trace
+    assert "Iteration" in grades.found and "request" in grades.shown
 
 
 def test_the_trace_shown_is_the_smallest_that_breaks_the_same_rule() -> None:
@@ -154,7 +154,9 @@ def test_the_trace_shown_is_the_smallest_that_breaks_the_same_rule() -> None:
     large = Case((unchosen(5, 9, n=3, beam=True, arrival=2), unchosen(4, 4)), 20, 4, 10, 8)
     found = grade("", wrong, [large])
     assert found.rule == "long"
-    assert found.trace == "1 block of 4 slots, 1 in CPU memory; at most 1 token an iteration. request 0: 1 + 3 tokens."
+    assert found.shown.endswith(
+        ": 1 block of 4 slots, 1 in CPU memory; at most 1 token an iteration. request 0: 1 + 3 tokens."
+    )
     assert grade("", wrong, [replace(large, asks=large.asks * 2)]).rule == "many"
     least = Case((Ask((None,), 1),), 1, 4)
     assert list(smaller(least)) == []
@@ -165,4 +167,4 @@ def test_what_raises_is_a_fault_with_its_line() -> None:
         return case.asks[9]
 
     said = fault(broken, drawn(0, sequences=1))
-    assert said.rule == "raises" and "broken, line " in str(said) and "IndexError" in str(said)
+    assert said.rule == "raises" and ", in broken, line " in str(said) and "IndexError" in str(said)
