@@ -18,8 +18,8 @@ COPY, STALL, END = "copy", "stall", "end"
 
 
 class Happening(NamedTuple):
-    """`frame` counts iterations from the first one seen. A request that ends does so at the end of its frame. A stall
-    begins with the first of the iterations in which somebody waits and nobody starts; its request is the next one."""
+    """`frame` counts iterations. A request that ends does so at the end of its frame. A stall's request is the next one
+    in the queue, and the sentence says why it waits."""
 
     frame: int
     kind: str
@@ -96,9 +96,11 @@ class Happenings(list[Happening]):
         queue = scheduler.swapped or scheduler.waiting
         stalled = bool(queue) and not started
         self.stalled.append(stalled)
+        if output.preempted:  # then nobody starts; why somebody goes on waiting is seen in the next frame
+            return
         head = queue[0].request.request_id if stalled else None
         if stalled and head != self._waits:
-            self._add(frame, STALL, queue[0], sentences.waits(head, _why(scheduler, output, queue[0])))
+            self._add(frame, STALL, queue[0], sentences.waits(head, _why(scheduler, queue[0])))
         self._waits = head
 
     def _add(self, frame: int, kind: str, group: SequenceGroup, sentence: str) -> None:
@@ -116,13 +118,11 @@ def _took(scheduler: Scheduler, group: SequenceGroup, iteration: int) -> str:
     return one if len(tables) == 1 else f"{one}; so for each of its {len(tables)} sequences"
 
 
-def _why(scheduler: Scheduler, output: SchedulerOutput, group: SequenceGroup) -> str:
+def _why(scheduler: Scheduler, group: SequenceGroup) -> str:
     """Why the next one does not start or return."""
-    manager, config, tokens = scheduler.manager, scheduler.config, group.num_stored(output.iteration)
-    if output.preempted:
-        return "nobody starts in an iteration that drove one out"
+    manager, config, tokens = scheduler.manager, scheduler.config, group.num_stored(scheduler.iteration)
     if group.status is Status.SWAPPED:
-        return f"it is in CPU memory, and {manager.num_free_blocks:,} blocks are free"
+        return sentences.cannot_return(manager.num_free_blocks, manager.watermark_blocks)
     if config.batching is Batching.REQUEST and scheduler.running:
         return "a static batch runs to its end"
     running = len(scheduler.running) if config.groups_count_once else scheduler.running.num_seqs
@@ -132,9 +132,8 @@ def _why(scheduler: Scheduler, output: SchedulerOutput, group: SequenceGroup) ->
     if not manager.can_allocate(group, tokens):
         free = manager.num_free_blocks
         if manager.grows:
-            said = sentences.needs(manager.blocks_needed(group, tokens), "block", free)
-            kept = manager.watermark_blocks
-            return said + (sentences.must_stay_free(kept) if kept else "")
+            needed = manager.blocks_needed(group, tokens)
+            return sentences.needs(needed, "block", free) + sentences.must_stay_free(manager.watermark_blocks)
         needed, largest = manager.chunk_blocks(group), sentences.largest_piece(manager.allocator)
         return sentences.needs(needed * len(group.seqs), "block", free, largest if needed <= free else None)
     return "the tokens of this iteration are spent"

@@ -68,7 +68,11 @@ def needs(needed: int, unit: str, free: int, largest: int | None = None) -> str:
 
 
 def must_stay_free(kept: int) -> str:
-    return f", of which {kept:,} must stay free"
+    return f", of which {kept:,} must stay free" if kept else ""
+
+
+def cannot_return(free: int, kept: int) -> str:
+    return f"it is in CPU memory, and {count(free, 'block')} are free here{must_stay_free(kept)}"
 
 
 def is_full(most: int) -> str:

@@ -4,12 +4,12 @@
   const { num_blocks: blocks, block_size: size } = run, frames = run.start_s.length;
   const FREE = 0, CACHED = 1, PREFIX = 2;  // what a cell is; from 3 on by twos a request, and one more: without a token
   const MARGIN = { left: 78, right: 10, bottom: 38, row: 14 };
-  // Kinds that one can jump to: name, colour, the kinds of happenings that it stands for.
+  // What one can jump to: name, colour, the kinds of happenings; without them it is where a stall begins.
   const JUMPS = [
     ["preemption", "--max", ["recompute", "swap"]],
     ["swap", "--oracle", ["swap", "resume"]],
     ["copy", "--yours", ["copy"]],
-    ["stall", "--pow2", ["stall"]],
+    ["stall", "--pow2"],
   ];
   const find = (selector) => document.querySelector(selector);
   const scrub = find("input[name=step]"), playing = find("[name=play]"), speed = find("[name=speed]");
@@ -139,8 +139,9 @@
   }
 
   const jumps = JUMPS.map(([name, color, kinds]) => {
-    const at = [...new Set(run.happenings.filter(([, kind]) => kinds.includes(kind)).map(([frame]) => frame))];
-    return { name, color, at, marks: name === "stall" ? run.stalled : at };
+    const marks = kinds ? run.happenings.filter(([, kind]) => kinds.includes(kind)).map(([frame]) => frame) : run.stalled;
+    const at = kinds ? [...new Set(marks)] : marks.filter((frame, index) => frame !== marks[index - 1] + 1);
+    return { name, color, marks, at };
   }).filter(({ at }) => at.length);
 
   // Where things are on the history's canvas, in CSS pixels.
@@ -194,9 +195,9 @@
       pen.fillText(many(run.first + frame), x(frame), at.top + at.height + 6);
       pen.fillText(seconds(run.start_s[frame]), x(frame), at.top + at.height + 21);
     }
-    pen.textAlign = "right";
-    pen.fillText("iteration", at.left - 8, at.top + at.height + 6);
-    pen.fillText("time", at.left - 8, at.top + at.height + 21);
+    pen.textAlign = "left";
+    pen.fillText("iteration", 0, at.top + at.height + 6);
+    pen.fillText("time", 0, at.top + at.height + 21);
     pen.fillStyle = css("--ink");
     pen.fillRect(x(moment + 0.5) - 0.75, 0, 1.5, at.top + at.height + 4);
     if (pointed) {
