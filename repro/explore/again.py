@@ -42,11 +42,14 @@ def _fresh(manager: KVCacheManager, requests: list[Request]) -> KVCacheManager:
         limits = {"reservation": manager.reservation, "max_model_len": manager.max_model_len}
         return ContiguousKVCacheManager(*sizes, **limits)
     swap_space = {"watermark": 0.0, "num_cpu_blocks": manager.cpu.num_blocks}
-    if isinstance(manager, PrefixCachingKVCacheManager):
-        fresh: PagedKVCacheManager = PrefixCachingKVCacheManager(*sizes, **swap_space, hashes=manager._hashes)
-    else:
-        fresh = PagedKVCacheManager(*sizes, **swap_space)
+    caching = isinstance(manager, PrefixCachingKVCacheManager)
+    fresh = (
+        PrefixCachingKVCacheManager(*sizes, **swap_space, hashes=manager._hashes)
+        if caching
+        else PagedKVCacheManager(*sizes, **swap_space)
+    )
     fresh.watermark_blocks = manager.watermark_blocks
-    for prefix_id in dict.fromkeys(request.prefix_id for request in requests if request.prefix_id is not None):
+    names = {request.prefix_id for request in requests} - {None}  # serve stores one at most; a prefix cache, none
+    for prefix_id in () if caching else names:
         fresh.store_prefix(prefix_id, len(manager.prefix_blocks(prefix_id)) * manager.block_size)
     return fresh

@@ -67,7 +67,7 @@ class MemoryMap(Observer):
         self.requests: dict[int, Request] = {}
         self.times_s: list[tuple[float, float]] = []  # when each frame began and ended
         self.counts: list[tuple[int, int, int]] = []  # requests that hold GPU memory, wait, are swapped, in each frame
-        self.tables, self.happenings = TableLog(), Happenings()
+        self.tables, self._happenings = TableLog(), Happenings()
         #: (frame, request, tokens of each sequence then, how many each later frame adds)
         self.lengths: list[tuple[int, int, int, int]] = []
         #: (frame, block): from now on a prefix cache finds a free block, or does so no more
@@ -107,7 +107,7 @@ class MemoryMap(Observer):
         cached = found - self._rent.owners.keys()
         self.toggles += [(frame, block) for block in sorted(cached ^ self._cached)]
         self._cached = cached
-        self.happenings.note(frame, scheduler, output, freed, self._rent.owners)
+        self._happenings.note(frame, scheduler, output, freed, self._rent.owners)
         self.counts.append((len(scheduler.holders()), len(scheduler.waiting), len(scheduler.swapped)))
         self._rent.spend(engine.clock.now - start_s, self._stored, len(cached))
 
@@ -128,7 +128,7 @@ class MemoryMap(Observer):
     def _note_ended(self) -> None:
         """Who has ended did so with the last frame."""
         for group in [group for group in self._groups if group.status is Status.FINISHED]:
-            self.happenings.end(len(self) - 1, group, self._own_blocks(group))
+            self._happenings.end(len(self) - 1, group, self._own_blocks(group))
             self._rent.hold(group.request.request_id, [])
             self._groups.remove(group)
 
@@ -188,6 +188,12 @@ class MemoryMap(Observer):
 
     # What comes of it
 
+    @property
+    def happenings(self) -> Happenings:
+        """What happened to requests, in sentences. Iterations count from 0."""
+        self._note_ended()
+        return self._happenings
+
     def at(self, iteration: int) -> Moment:
         """The memory in an iteration, made again from the changes. UserError if there is none of this number."""
         self._must_have_seen()
@@ -221,7 +227,6 @@ class MemoryMap(Observer):
         self._must_have_seen()
         first = whole("first", first, 0, len(self) - 1)
         last = len(self) - 1 if last is None else whole("last", last, first, len(self) - 1)
-        self._note_ended()
         return map_page.render(self, first, last)
 
     def save(self, path: str | PathLike[str], first: int = 0, last: int | None = None) -> Path:

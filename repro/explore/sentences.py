@@ -72,7 +72,7 @@ def must_stay_free(kept: int) -> str:
 
 
 def cannot_return(free: int, kept: int) -> str:
-    return f"it is in CPU memory, and {count(free, 'block')} are free here{must_stay_free(kept)}"
+    return f"it is in CPU memory, and of the pool's blocks {free:,} are free{must_stay_free(kept)}"
 
 
 def is_full(most: int) -> str:
