@@ -1,6 +1,7 @@
 // What the explorer and memory maps have in common.
 
-const many = (value) => Math.round(value).toLocaleString("en");
+const inEnglish = new Intl.NumberFormat("en");
+const many = (value) => inEnglish.format(Math.round(value));
 const count = (value, what) => `${many(value)} ${what}${value === 1 ? "" : "s"}`;
 
 function html(name, properties = {}, ...children) {

@@ -15,7 +15,8 @@
   const scrub = find("input[name=step]"), playing = find("[name=play]"), speed = find("[name=speed]");
   const span = find("[name=span]"), history = find(".history canvas"), pool = find(".pool canvas");
   const readout = find(".readout"), log = find(".log"), bills = find(".bills table");
-  const seconds = (value) => `${value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 })} s`;
+  const hundredths = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+  const seconds = (value) => `${hundredths.format(value)} s`;
   const share = (value, whole) => `${(100 * value / whole).toFixed(1)} %`;
 
   const ids = Object.keys(run.requests).map(Number), place = new Map(ids.map((id, index) => [id, index]));
@@ -107,15 +108,18 @@
 
   // What is seen
 
+  const theme = new Map();  // the names of colours that have been asked for
+  const hue = (name) => theme.get(name) ?? theme.set(name, css(name)).get(name);
+
   let moment = 0, followed = null, pointed = null, shownFrames = [0, frames], colors = null, bitmapOf = "";
   const bitmap = document.createElement("canvas");
 
   function palette() {
-    const free = numbers(css("--free")), link = numbers(css("--link"));
+    const free = numbers(hue("--free")), link = numbers(hue("--link"));
     const pack = ([red, green, blue]) => (255 << 24 | blue << 16 | green << 8 | red) >>> 0;
     const colors = [pack(free), pack(mixed(link, free, 0.22)), pack(colorOf(-1))];
     for (const id of ids) {
-      const color = followed === null || followed === id ? colorOf(id) : mixed(numbers(css("--soft")), free, 0.35);
+      const color = followed === null || followed === id ? colorOf(id) : mixed(numbers(hue("--soft")), free, 0.35);
       colors.push(pack(color), pack(mixed(color, free, 0.3)));
     }
     return Uint32Array.from(colors);
@@ -130,7 +134,8 @@
     [bitmap.width, bitmap.height] = [width, height];
     const pen = bitmap.getContext("2d"), image = pen.createImageData(width, height);
     const pixels = new Uint32Array(image.data.buffer), [from, to] = shownFrames;
-    const starts = Int32Array.from({ length: width }, (_, x) => blocks * Math.floor(from + (x + 0.5) * (to - from) / width));
+    const frameAt = (x) => Math.floor(from + (x + 0.5) * (to - from) / width);
+    const starts = Int32Array.from({ length: width }, (_, x) => blocks * frameAt(x));
     for (let y = 0, at = 0; y < height; y++) {
       const block = Math.floor((height - y - 0.5) * blocks / height);
       for (let x = 0; x < width; x++, at++) pixels[at] = colors[cells[starts[x] + block]];
@@ -139,70 +144,79 @@
   }
 
   const jumps = JUMPS.map(([name, color, kinds]) => {
-    const marks = kinds ? run.happenings.filter(([, kind]) => kinds.includes(kind)).map(([frame]) => frame) : run.stalled;
+    const ours = run.happenings.filter(([, kind]) => kinds?.includes(kind));
+    const marks = kinds ? ours.map(([frame]) => frame) : run.stalled;
     const at = kinds ? [...new Set(marks)] : marks.filter((frame, index) => frame !== marks[index - 1] + 1);
     return { name, color, marks, at };
   }).filter(({ at }) => at.length);
 
-  // Where things are on the history's canvas, in CSS pixels.
-  function layout() {
+  // Where things are on the history's canvas, in CSS pixels; its whole size.
+  let area = null;
+
+  function lay() {
     const top = 6 + MARGIN.row * jumps.length, { left, right, bottom } = MARGIN;
     const [width, height] = [history.clientWidth, history.clientHeight];
-    return { left, top, width: width - left - right, height: height - top - bottom, whole: [width, height] };
+    area = { left, top, width: width - left - right, height: height - top - bottom, whole: [width, height] };
+    [history.width, history.height] = area.whole.map((value) => Math.round(value * Math.max(1, devicePixelRatio)));
+    theme.clear();
   }
 
   const TICKS = [1, 2, 5].flatMap((one) => [...Array(8)].map((_, power) => one * 10 ** power)).sort((a, b) => a - b);
   const tickOf = (length, most) => TICKS.find((one) => length / one <= most) || length;
 
   function drawHistory() {
-    const ratio = Math.max(1, devicePixelRatio), pen = history.getContext("2d"), at = layout();
-    [history.width, history.height] = at.whole.map((value) => Math.round(value * ratio));
+    const ratio = Math.max(1, devicePixelRatio), pen = history.getContext("2d");
     const shown = Number(span.value) || frames, from = Math.max(0, Math.min(moment - (shown >> 1), frames - shown));
     shownFrames = [from, Math.min(frames, from + shown)];
-    drawBitmap(Math.round(at.width * ratio), Math.round(at.height * ratio));
-    pen.drawImage(bitmap, Math.round(at.left * ratio), Math.round(at.top * ratio));
+    drawBitmap(Math.round(area.width * ratio), Math.round(area.height * ratio));
+    pen.setTransform(1, 0, 0, 1, 0, 0);
+    pen.clearRect(0, 0, history.width, history.height);
+    pen.drawImage(bitmap, Math.round(area.left * ratio), Math.round(area.top * ratio));
     pen.scale(ratio, ratio);
-    const [, to] = shownFrames, x = (frame) => at.left + at.width * (frame - from) / (to - from);
-    const y = (block) => at.top + at.height * (1 - block / blocks);
+    const [, to] = shownFrames, x = (frame) => area.left + area.width * (frame - from) / (to - from);
+    const y = (block) => area.top + area.height * (1 - block / blocks);
     pen.font = "12px system-ui, sans-serif";
     pen.textBaseline = "middle";
     pen.textAlign = "right";
     jumps.forEach(({ name, color, marks }, row) => {
       const middle = MARGIN.row * (row + 0.5);
-      pen.fillStyle = css("--soft");
-      pen.fillText(name, at.left - 8, middle);
-      pen.fillStyle = css(color);
-      const wide = Math.max(1.2, at.width / (to - from));
+      pen.fillStyle = hue("--soft");
+      pen.fillText(name, area.left - 8, middle);
+      pen.fillStyle = hue(color);
+      const wide = Math.max(1.2, area.width / (to - from));
       for (let index = upTo(marks, from - 1); index < marks.length && marks[index] < to; index++) {
         pen.fillRect(x(marks[index]), middle - 4, wide, 8);
       }
     });
-    pen.fillStyle = pen.strokeStyle = css("--soft");
-    const every = tickOf(blocks, at.height / 60);
-    for (let block = 0; block < blocks; block += every) pen.fillText(many(block), at.left - 8, y(block) - (block ? 0 : 6));
+    pen.fillStyle = pen.strokeStyle = hue("--soft");
+    const every = tickOf(blocks, area.height / 60);
+    for (let block = 0; block < blocks; block += every) {
+      pen.fillText(many(block), area.left - 8, Math.min(y(block), area.top + area.height - 6));
+    }
     pen.save();
-    pen.translate(12, at.top + at.height / 2);
+    pen.translate(12, area.top + area.height / 2);
     pen.rotate(-Math.PI / 2);
     pen.textAlign = "center";
     pen.fillText("block", 0, 0);
     pen.restore();
     pen.textAlign = "center";
     pen.textBaseline = "top";
-    const step = tickOf(to - from, at.width / 110);
+    const step = tickOf(to - from, area.width / 110);
     for (let frame = Math.ceil((run.first + from) / step) * step - run.first; frame < to; frame += step) {
-      if (x(frame) > at.left + at.width - 30 || x(frame) < at.left) continue;
-      pen.fillRect(x(frame), at.top + at.height, 1, 4);
-      pen.fillText(many(run.first + frame), x(frame), at.top + at.height + 6);
-      pen.fillText(seconds(run.start_s[frame]), x(frame), at.top + at.height + 21);
+      if (x(frame) > area.left + area.width - 30 || x(frame) < area.left) continue;
+      pen.fillRect(x(frame), area.top + area.height, 1, 4);
+      pen.fillText(many(run.first + frame), x(frame), area.top + area.height + 6);
+      pen.fillText(seconds(run.start_s[frame]), x(frame), area.top + area.height + 21);
     }
     pen.textAlign = "left";
-    pen.fillText("iteration", 0, at.top + at.height + 6);
-    pen.fillText("time", 0, at.top + at.height + 21);
-    pen.fillStyle = css("--ink");
-    pen.fillRect(x(moment + 0.5) - 0.75, 0, 1.5, at.top + at.height + 4);
+    pen.fillText("iteration", 0, area.top + area.height + 6);
+    pen.fillText("time", 0, area.top + area.height + 21);
+    pen.fillStyle = hue("--ink");
+    pen.fillRect(x(moment + 0.5) - 0.75, 0, 1.5, area.top + area.height + 4);
     if (pointed) {
-      pen.strokeStyle = css("--ink");
-      pen.strokeRect(x(pointed.frame) - 1.5, y(pointed.block + 1) - 1.5, Math.max(3, at.width / (to - from) + 3), Math.max(3, at.height / blocks + 3));
+      pen.strokeStyle = hue("--ink");
+      const [wide, high] = [area.width / (to - from), area.height / blocks].map((value) => Math.max(3, value + 3));
+      pen.strokeRect(x(pointed.frame) - 1.5, y(pointed.block + 1) - 1.5, wide, high);
     }
   }
 
@@ -210,7 +224,7 @@
   const grid = { columns: 1, side: 1 };
 
   function drawPool(tables) {
-    const width = 282, most = Math.min(430, history.clientHeight - 30);
+    const width = 282, most = Math.min(430, area.whole[1] - 30);
     let side = Math.max(1, Math.min(22, Math.floor(Math.sqrt(width * most / blocks))));
     while (side > 1 && Math.ceil(blocks / Math.floor(width / side)) * side > most) side -= 1;
     Object.assign(grid, { side, columns: Math.floor(width / side) });
@@ -234,8 +248,9 @@
     }
     pen.putImageData(image, 0, 0);
     if (pointed && pointed.frame === moment) {
-      pen.strokeStyle = css("--ink");
-      pen.strokeRect((pointed.block % grid.columns) * side + 0.5, Math.floor(pointed.block / grid.columns) * side + 0.5, side - 1, side - 1);
+      pen.strokeStyle = hue("--ink");
+      const [column, line] = [pointed.block % grid.columns, Math.floor(pointed.block / grid.columns)];
+      pen.strokeRect(column * side + 0.5, line * side + 0.5, side - 1, side - 1);
     }
   }
 
@@ -278,43 +293,45 @@
       });
     }
     for (const request of onCpu.keys()) onGpu.delete(request);
-    const [, waiting] = run.counts[moment], listed = (all) => all.length ? ` (${all.slice(0, 4).map(many).join(", ")}${all.length > 4 ? ", …" : ""})` : "";
     const moved = [...onCpu.values()].reduce((sum, list) => sum + list.size, 0);
-    const column = cells.subarray(moment * blocks, (moment + 1) * blocks);
+    const names = [...onCpu.keys()].slice(0, 4).map(many).join(", ") + (onCpu.size > 4 ? ", …" : "");
+    const cached = cells.subarray(moment * blocks, (moment + 1) * blocks).filter((cell) => cell === CACHED).length;
     const rows = [
-      ["running", `${count(onGpu.size, "request")}`],
-      ["waiting", count(waiting, "request")],
-      ["swapped", `${count(onCpu.size, "request")}${listed([...onCpu.keys()])}`],
+      ["running", count(onGpu.size, "request")],
+      ["waiting", count(run.counts[moment][1], "request")],
+      ["swapped", count(onCpu.size, "request") + (names && ` (${names})`)],
       ["blocks held", `${many(held.size)} of ${many(blocks)}, ${share(held.size, blocks)}`],
       ["slots with a token", `${many(tokens)} of ${many(blocks * size)}, ${share(tokens, blocks * size)}`],
     ];
-    if (run.cached.length) rows.push(["free, in the cache", count(column.filter((cell) => cell === CACHED).length, "block")]);
+    if (run.cached.length) rows.push(["free, in the cache", count(cached, "block")]);
     if (moved) rows.push(["in CPU memory", count(moved, "block")]);
     rows.push(["lasted", `${(1000 * (run.end_s[moment] - run.start_s[moment])).toFixed(1)} ms`]);
     if (followed !== null) {
-      const mine = [...tables].filter(([table]) => requestOf(table) === followed), [prompt] = run.requests[followed];
-      const there = stored(followed, moment), state = mine.some(([table]) => table % 2) ? "in CPU memory" : "holds";
-      const blocksOf = new Set(mine.flatMap(([table, list]) => list.map((block) => `${table % 2} ${block}`))).size;
-      const did = mine.length ? `${state} ${count(blocksOf, "block")}, ${many(there)} tokens (prompt ${many(prompt)})` : "holds nothing";
-      rows.push([`request ${many(followed)}`, did]);
+      const own = [...tables].filter(([table]) => requestOf(table) === followed);
+      const number = new Set(own.flatMap(([table, list]) => list.map((block) => `${table % 2} ${block}`))).size;
+      const isOut = own.some(([table]) => table % 2), tokens = count(stored(followed, moment), "token");
+      const where = isOut ? ", in CPU memory" : `, ${tokens}`;
+      rows.push([`request ${many(followed)}`, number ? count(number, "block") + where : "holds nothing"]);
     }
     find(".state").replaceChildren(...rows.map(([name, text]) => {
       return html("tr", {}, html("th", { textContent: name }), html("td", { textContent: text }));
     }));
   }
 
-  const mine = () => followed === null ? run.happenings : run.happenings.filter(([, , request]) => request === followed);
-  let listedOf = undefined, listed = [];
+  let listedOf = null, listed = run.happenings;
 
   function drawLog() {
-    if (listedOf !== followed) [listedOf, listed] = [followed, mine()];
+    if (listedOf !== followed) {
+      listedOf = followed;
+      listed = run.happenings.filter(([, , request]) => followed === null || request === followed);
+    }
     const end = upTo(listed, moment);
-    log.replaceChildren(...listed.slice(Math.max(0, end - 25), end).reverse().map(([frame, , , text]) => {
-      const button = html("button", { type: "button", textContent: many(run.first + frame), title: "go to this iteration" });
+    log.replaceChildren(...listed.slice(Math.max(0, end - 14), end).reverse().map(([frame, , , text]) => {
+      const name = many(run.first + frame);
+      const button = html("button", { type: "button", textContent: name, title: "go to this iteration" });
       button.dataset.frame = frame;
       return html("li", { className: frame === moment ? "now" : "" }, button, html("span", { textContent: text }));
     }));
-    log.scrollTop = 0;
   }
 
   function drawRent() {
@@ -342,7 +359,8 @@
       made.dataset.request = row.request_id;
       return made;
     });
-    const heads = line("th", [requests.length > 200 ? "the 200 dearest" : "", "slot-seconds", "of all", "with a token"]);
+    const who = requests.length > 200 ? "the 200 dearest" : "";
+    const heads = line("th", [who, "slot-seconds", "of all", "with a token"]);
     bills.replaceChildren(html("thead", {}, html("tr", {}, ...heads)), html("tbody", {}, ...rows));
   }
 
@@ -379,22 +397,27 @@
     followed = request;
     find(".followed").hidden = request === null;
     if (request !== null) find(".followed span").textContent = `Following ${about(request)}`;
-    for (const row of bills.querySelectorAll("tbody tr")) row.classList.toggle("now", Number(row.dataset.request) === request);
+    for (const row of bills.querySelectorAll("tbody tr")) {
+      row.classList.toggle("now", Number(row.dataset.request) === request);
+    }
     draw();
   }
 
   // What a reader does
 
   function placeInHistory(event) {
-    const box = history.getBoundingClientRect(), at = layout(), [from, to] = shownFrames;
-    const x = (event.clientX - box.left - at.left) / at.width, y = (event.clientY - box.top - at.top) / at.height;
+    const box = history.getBoundingClientRect(), [from, to] = shownFrames;
+    const x = (event.clientX - box.left - area.left) / area.width;
+    const y = (event.clientY - box.top - area.top) / area.height;
     const frame = Math.floor(from + x * (to - from)), block = Math.floor((1 - y) * blocks);
-    return { frame: Math.max(from, Math.min(to - 1, frame)), block, inside: x >= 0 && x < 1 && block >= 0 && block < blocks };
+    const inside = x >= 0 && x < 1 && block >= 0 && block < blocks;
+    return { frame: Math.max(from, Math.min(to - 1, frame)), block, inside };
   }
 
   function placeInPool(event) {
     const box = pool.getBoundingClientRect();
-    const column = Math.floor((event.clientX - box.left) / grid.side), line = Math.floor((event.clientY - box.top) / grid.side);
+    const column = Math.floor((event.clientX - box.left) / grid.side);
+    const line = Math.floor((event.clientY - box.top) / grid.side);
     const block = line * grid.columns + column;
     return { frame: moment, block, inside: column >= 0 && column < grid.columns && block >= 0 && block < blocks };
   }
@@ -437,8 +460,9 @@
   span.addEventListener("change", draw);
 
   find(".jumps").append(...jumps.map(({ name, color, at }) => {
-    const back = html("button", { type: "button", textContent: "‹", ariaLabel: `the ${name} before`, name: `before-${name}` });
-    const forth = html("button", { type: "button", textContent: "›", ariaLabel: `the next ${name}`, name: `next-${name}` });
+    const [back, forth] = [["‹", "before"], ["›", "next"]].map(([textContent, where]) => {
+      return html("button", { type: "button", textContent, ariaLabel: `${name} ${where}`, name: `${where}-${name}` });
+    });
     back.addEventListener("click", () => { const found = upTo(at, moment - 1); if (found) goTo(at[found - 1]); });
     forth.addEventListener("click", () => { const found = upTo(at, moment); if (found < at.length) goTo(at[found]); });
     const made = html("span", { className: "jump" }, html("i"), `${name} (${many(at.length)})`, back, forth);
@@ -472,14 +496,18 @@
   }
   playing.addEventListener("click", () => began ? stop() : play());
   speed.addEventListener("change", () => { if (began) play(); });
-  isDark.addEventListener("change", () => { drawKey(); draw(); });
-  addEventListener("resize", draw);
+  isDark.addEventListener("change", () => { lay(); drawKey(); draw(); });
+  addEventListener("resize", () => { lay(); draw(); });
 
   for (const option of [...span.options]) if (Number(option.value) >= frames) option.remove();
   scrub.max = frames - 1;
   build();
+  lay();
   drawKey();
   drawRent();
   draw();
   document.body.dataset.state = "settled";
-})();
+})().catch((error) => {
+  document.querySelector(".readout").textContent = `This map cannot be shown: ${error.message}.`;
+  throw error;
+});
