@@ -91,7 +91,7 @@ class MemoryMap(Observer):
     # A frame
 
     def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
-        scheduler, frame = engine.scheduler, len(self)
+        scheduler, frame, now_s = engine.scheduler, len(self), engine.clock.now
         if engine is not self._engine:
             self._begin(engine, output)
         if output.num_iterations != 1:
@@ -100,7 +100,7 @@ class MemoryMap(Observer):
         found = self._found(scheduler)
         if frame and start_s > self.times_s[-1][1]:
             self._rent.spend(start_s - self.times_s[-1][1], self._stored, len(found - self._rent.owners.keys()))
-        self.times_s.append((start_s, engine.clock.now))
+        self.times_s.append((start_s, now_s))
         freed = {victim: self._own_blocks(victim) for victim in output.preempted}
         self._note_tables(frame, scheduler)
         self._note_lengths(frame, scheduler)
@@ -109,7 +109,7 @@ class MemoryMap(Observer):
         self._cached = cached
         self._happenings.note(frame, scheduler, output, freed, self._rent.owners)
         self.counts.append((len(scheduler.holders()), len(scheduler.waiting), len(scheduler.swapped)))
-        self._rent.spend(engine.clock.now - start_s, self._stored, len(cached))
+        self._rent.spend(now_s - start_s, self._stored, len(cached))
 
     def _begin(self, engine: Engine, output: SchedulerOutput) -> None:
         if self._engine is not None or output.iteration:

@@ -13,6 +13,7 @@ from watching import Watched
 
 import repro
 from repro.engine.chunked import ChunkedPrefillConfig
+from repro.engine.clock import VirtualClock
 from repro.engine.loop import Engine
 from repro.engine.memory import ContiguousKVCacheManager, PagedKVCacheManager, reserve_max
 from repro.engine.scheduler import PreemptionMode, Scheduler, SchedulerConfig, SchedulerOutput
@@ -172,6 +173,31 @@ def test_rent_by_hand() -> None:
         ("nobody", 6 * 32 - 56),
     ]
     assert memory.at(1).tables == {0: {0: [0, 2], 1: [0, 1]}} and memory.at(2).stored == {0: 8}
+
+
+class Ticking(VirtualClock):
+    """Time passes by itself, too: whenever somebody looks."""
+
+    _now = 0.0
+
+    @property
+    def now(self) -> float:
+        self._now += 0.125
+        return self._now
+
+    @now.setter
+    def now(self, value: float) -> None:
+        self._now = value
+
+
+def test_rent_adds_up_where_time_passes_by_itself() -> None:
+    memory = MemoryMap()
+    manager = PagedKVCacheManager(8, 4, watermark=0.0)
+    engine = Engine(Scheduler(manager), SimulatedExecutor(COSTS), Ticking(), observers=(memory,))
+    engine.run([Request(number, 3.0 * number, 6, 3, SamplingParams()) for number in range(3)])
+    whole = 32 * (memory.times_s[-1][1] - memory.times_s[0][0])
+    assert math.fsum(row["slot_s"] for row in memory.rent()) == pytest.approx(whole, rel=1e-9)
+    assert any(end < start for (_, end), (start, _) in zip(memory.times_s, memory.times_s[1:]))
 
 
 def said(memory: MemoryMap) -> list[tuple[int, str]]:
