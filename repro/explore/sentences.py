@@ -68,7 +68,7 @@ def needs(needed: int, unit: str, free: int, largest: int | None = None) -> str:
 
 
 def must_stay_free(kept: int) -> str:
-    return f", of which {kept:,} must stay free" if kept else ""
+    return f"; {kept:,} must stay free" if kept else ""
 
 
 def cannot_return(free: int, kept: int) -> str:
