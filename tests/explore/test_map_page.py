@@ -200,7 +200,7 @@ def test_changes_that_do_not_give_a_keyframe_are_not_shown(tab: Tab, tmp_path: P
     assert not tab.evaluate(SETTLED) and len(tab.complaints) == 1
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1400, True), (400, False)])
+@pytest.mark.parametrize(("width", "dark"), [(1400, True), (920, False), (400, False)])
 def test_it_fits_the_window_and_a_notebook(tab: Tab, tmp_path: Path, width: int, dark: bool) -> None:
     tab.look(width=width, height=900, dark=dark)
     memory = contiguous()
