@@ -194,3 +194,21 @@ def test_the_address_and_the_tunnel_are_said_once(lab: Lab) -> None:
     port = re.findall(r":(\d+)/", lab.address)[0]
     assert re.fullmatch(rf"From another machine, first: ssh -N -L {port}:localhost:{port} \S+@\S+\n", lab.said[1])
     assert lab.said[2] == "Ctrl+C, twice, stops it.\n"
+
+
+def test_a_memory_map_is_seen_in_a_cell(lab: Lab, tab: Tab) -> None:
+    watched = [
+        "import repro",
+        "memory = repro.MemoryMap()",
+        "trace = repro.make_trace('sharegpt', rate=2.0, duration_s=20.0, seed=0)",
+        "served = repro.serve('vllm', 'opt-13b', trace, observers=(memory,))",
+        "memory",
+    ]
+    notebook_of(lab.checkout / "work" / "memory.ipynb", ["\n".join(watched)])
+    lab.open(tab, "work/memory.ipynb")
+    lab.run_all(tab)
+    frame = "document.querySelector('.jp-OutputArea iframe').contentDocument"
+    tab.wait_for(f"{frame}?.body.dataset.state === 'settled'", PATIENCE)
+    assert tab.evaluate(f"{frame}.querySelectorAll('.bills tbody tr').length") > 10
+    tab.screenshot(lab.checkout.parent / "memory.png")
+    check_page(tab)

@@ -33,7 +33,7 @@ SHOWN: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("shown.yaml").re
 _INTERPRETER = SHOWN["interpreter"]
 #: What the page runs, below the package's folder. The module of first fit is handed in.
 _RUN = ("__init__.py", "checks.py", "errors.py", "sampling_params.py", "engine/**/*.py")
-_OURS = ("__init__", "settings", "queue", "rules", "recording", "run")
+_OURS = ("__init__", "settings", "queue", "rules", "sentences", "recording", "run")
 _POLICIES = ("max", "pow2", "oracle", "paged")
 
 
@@ -87,8 +87,8 @@ def build(target: Path, first_fit: ModuleType, drawn: queue.Drawn, interpreter: 
     environment = jinja2.Environment(loader=jinja2.PackageLoader("repro.explore"), **strict)
     text = environment.get_template("explorer.html.j2").render(
         about=canonical_json(about).replace("<", "\\u003c"),
-        runs=[_packed(one) for one in runs],
-        later={"drawn": _packed(drawn), "sources": _packed(code), **parts},
+        runs=[packed(one) for one in runs],
+        later={"drawn": packed(drawn), "sources": packed(code), **parts},
         sources_hash=sha256_json(code),
         num_sources=len(code),
         interpreter=_INTERPRETER,
@@ -106,7 +106,7 @@ def part(page: str, name: str) -> bytes:
         return b""
 
 
-def _packed(content: Any) -> str:
+def packed(content: Any) -> str:
     """Bytes, or a value as JSON, for a page."""
     content = content if isinstance(content, bytes) else canonical_json(content).encode()
     return base64.b64encode(gzip.compress(content, 9, mtime=0)).decode()
@@ -123,5 +123,5 @@ def _interpreter(source: Path) -> Mapping[str, str]:
                 f"{source} does not have {name} of Pyodide {_INTERPRETER['version']}; run `make explorer`, which "
                 "fetches it from npm"
             )
-        parts[name] = _packed(content)
+        parts[name] = packed(content)
     return parts

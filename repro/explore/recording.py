@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from repro.engine.events import Event
-from repro.engine.memory.contiguous import ChunkAllocator
 from repro.engine.scheduler import Scheduler, SchedulerOutput
 from repro.engine.sequence import SequenceGroup
+from repro.explore import sentences
+from repro.explore.sentences import count, largest_piece
 from repro.explore.settings import Settings
 
 #: parts of the pool, as in Fig. 2: fields of MemoryUsage
@@ -88,27 +89,22 @@ class Recording:
             pieces = runs(table) if unit == "block" else [table[0], len(table)]
             self.changes.append([step, "admit", number, stored, pieces])
             self._note_empty(group, step)
-            took = f"{_count(len(table), unit)} for {_count(stored, 'token')}"
+            took = sentences.took_blocks(len(table), unit, stored)
             if unit == "slot":
-                reserved = manager.reserved_tokens(group)
-                rounded = f", rounded up to {len(table):,}" if reserved < len(table) else ""
-                took = f"{_count(reserved, unit)} for a prompt of {group.request.prompt_tokens:,} and its output"
-                took += f"{rounded}, from slot {table[0]:,} on"
-            again = " again" if group.num_preemptions else ""
-            self.sentences.append((step, f"Request {number} starts{again}: {took}."))
+                reserved, prompt = manager.reserved_tokens(group), group.request.prompt_tokens
+                took = sentences.took_chunk(reserved, len(table), table[0], unit, prompt)
+            self.sentences.append((step, sentences.starts(number, bool(group.num_preemptions), took)))
         elif event.kind == "append" and group in self.scheduler.running:  # else it was driven out in the same step
             self._held[number] += 1
             self.changes.append([step, "append", number, manager.block_table(group.seqs[0])[-1]])
             self._note_empty(group, step)
         elif event.kind in ("preempt", "finish"):
             self.changes.append([step, "free", number])
-            freed, tokens = _count(self._held.pop(number), unit), _count(detail["tokens"], "token")
-            text = f"Request {number} is done after {tokens}: {freed} are freed."
+            held, tokens = count(self._held.pop(number), unit), detail["tokens"]
+            text = sentences.ends(number, tokens, held)
             if event.kind == "preempt":
-                asks = detail["requester"]
-                who = "It is itself" if asks == number else f"Request {number} is"
-                text = f"No block is free for the next token of request {asks}. {who} driven out: {freed} are freed, "
-                text += f"{tokens} must be computed again."
+                then = sentences.freed(held, tokens)
+                text = sentences.driven_out(number, detail["requester"], "next token", then)
             self.sentences.append((step, text))
 
     def _look_at_head(self, step: int) -> bool:
@@ -127,21 +123,10 @@ class Recording:
         head = group.request.request_id, is_full, is_blocked
         if head != self._why_it_waits:
             self._why_it_waits = head
-            why = f"it needs {_count(needed, self._unit)}, and {free:,} are free"
-            why += f", but at most {largest:,} in one piece" if is_blocked else ""
-            why = f"{most} sequences run, and no more may" if is_full else why
-            self.sentences.append((step, f"Request {head[0]} waits: {why}."))
+            why = sentences.needs(needed, self._unit, free, largest if is_blocked else None)
+            why = sentences.is_full(most) if is_full else why
+            self.sentences.append((step, sentences.waits(head[0], why)))
         return is_blocked
-
-
-def largest_piece(allocator: ChunkAllocator) -> int:
-    """The largest chunk that could be handed out now, in slots."""
-    if hasattr(allocator, "largest_run"):
-        return allocator.largest_run
-    size = 1 << allocator.num_free.bit_length()
-    while size and not allocator.can_allocate(size, 1):
-        size //= 2
-    return size
 
 
 def runs(table: list[int]) -> list[int]:
@@ -156,7 +141,3 @@ def runs(table: list[int]) -> list[int]:
             first, way = block, 0
         last = block
     return [*found, first, last - first + way or 1]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

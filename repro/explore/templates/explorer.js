@@ -12,14 +12,6 @@
   const scrub = document.querySelector("[name=step][type=range]"), playing = document.querySelector("[name=play]");
   const field = (name) => form.elements[name];
   const since = (began) => `${((performance.now() - began) / 1000).toFixed(1)} s`;
-  const many = (value) => Math.round(value).toLocaleString("en");
-  const count = (value, what) => `${many(value)} ${what}${value === 1 ? "" : "s"}`;
-
-  function html(name, properties = {}, ...children) {
-    const made = Object.assign(document.createElement(name), properties);
-    made.append(...children);
-    return made;
-  }
 
   // What is set
 
@@ -99,14 +91,6 @@
 
   const results = new Map();  // key -> run, or { error }
   let worker = null, ready = false, asked = null, watch = 0;
-
-  async function unpacked(id) {
-    const raw = atob(document.getElementById(id).textContent), bytes = new Uint8Array(raw.length);
-    for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
-    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
-  }
-
-  const textOf = async (id) => new TextDecoder().decode(await unpacked(id));
 
   function keep(key, run) {
     results.set(key, run);
@@ -283,38 +267,6 @@
     return blocks;
   }
 
-  // Where a request's last entry at or before a step is, in a list that is sorted by step.
-  function upTo(entries, step) {
-    let [low, high] = [0, entries.length];
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if ((entries[middle][0] ?? entries[middle]) <= step) low = middle + 1;
-      else high = middle;
-    }
-    return low;
-  }
-
-  // Colours
-
-  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const isDark = matchMedia("(prefers-color-scheme: dark)");
-
-  function rgb(hue, saturation, light) {
-    const at = (n) => {
-      const k = (n + hue / 30) % 12;
-      const part = Math.max(-1, Math.min(k - 3, 9 - k, 1));
-      return Math.round(255 * (light - saturation * Math.min(light, 1 - light) * part));
-    };
-    return [at(0), at(8), at(4)];
-  }
-
-  // Colours of neighbouring requests lie far apart: steps of the golden angle.
-  function colorOf(request) {
-    if (request < 0) return isDark.matches ? [225, 225, 225] : [50, 50, 60];
-    return rgb((request * 137.508) % 360, 0.5, (isDark.matches ? 0.58 : 0.55) + 0.07 * ((request % 3) - 1));
-  }
-
-  const mixed = (color, ground, share) => color.map((value, i) => Math.round(value * share + ground[i] * (1 - share)));
   const SHARES = { full: 1, later: 0.5, never: 0.2 };
 
   // A card: one policy's counters, map and log
@@ -529,11 +481,6 @@
       }));
       this.log.scrollTop = 0;
     }
-  }
-
-  function numbers(color) {
-    const hex = color.slice(1);
-    return [0, 2, 4].map((i) => parseInt(hex.slice(i, i + 2), 16));
   }
 
   // All cards together

@@ -1,0 +1,63 @@
+"""A memory map as a page of its own, without a network. What it shows is made again in the browser, from the changes;
+at every keyframe it is compared with the tables that were read from the memory manager."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+
+from repro.explore.page import packed
+
+if TYPE_CHECKING:
+    from repro.explore.memory_map import MemoryMap
+
+#: blocks x iterations of a page: the browser takes 4 bytes for each
+MOST_CELLS = 24_000_000
+
+
+def render(memory: MemoryMap, first: int, last: int) -> str:
+    """The page of these iterations, or of as many from the first one on as a page takes."""
+    last = min(last, first + max(1, MOST_CELLS // memory.num_blocks) - 1)
+    strict = dict(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("repro.explore"), **strict)
+    left_out = last - first + 1 < len(memory)
+    said = f"Iterations {first:,} to {last:,} of {len(memory):,}" if left_out else f"{len(memory):,} iterations"
+    return environment.get_template("map.html.j2").render(
+        run=packed(content(memory, first, last)), said=said, memory=memory, left_out=left_out
+    )
+
+
+def content(memory: MemoryMap, first: int, last: int) -> dict[str, Any]:
+    """All that the page knows. Frames are counted from `first`; what came before it is in the first keyframe."""
+    log, before = memory.tables, memory.at(first)
+    frames = slice(first, last + 1)
+    keyframes = [(0, log.at(first)), *((at - first, all) for at, all in log.keyframes if first < at <= last)]
+    starts = {request: [0, request, tokens, 0] for request, tokens in before.stored.items()}
+    for at, request, tokens, grows in memory.lengths:
+        if at <= first and request in starts:
+            starts[request] = [0, request, tokens + grows * (first - at), grows]
+    return {
+        "first": first,
+        "num_blocks": memory.num_blocks,
+        "block_size": memory.block_size,
+        "is_paged": memory.is_paged,
+        "prefix": memory.prefix,
+        "start_s": [round(start_s, 6) for start_s, _ in memory.times_s[frames]],
+        "end_s": [round(end_s, 6) for _, end_s in memory.times_s[frames]],
+        "counts": memory.counts[frames],
+        "stalled": [at - first for at in range(first, last + 1) if memory.happenings.stalled[at]],
+        "requests": {
+            number: [one.prompt_tokens, one.output_tokens, one.sampling.n] for number, one in memory.requests.items()
+        },
+        "sequences": log.sequences,
+        "keyframes": [(at, sorted(tables.items())) for at, tables in keyframes],
+        "deltas": [[at - first, *rest] for at, *rest in log.deltas if first < at <= last],
+        "lengths": [*starts.values(), *([at - first, *rest] for at, *rest in memory.lengths if first < at <= last)],
+        "cached": [
+            *([0, block] for block in sorted(before.cached)),
+            *([at - first, block] for at, block in memory.toggles if first < at <= last),
+        ],
+        "happenings": [[one.frame - first, *one[1:]] for one in memory.happenings if first <= one.frame <= last],
+        "rent": memory.rent(),
+    }
