@@ -24,7 +24,7 @@ from repro.harness.workers import PointError
 from repro.hashing import sha256_file
 from repro.report.embedding import read_embedded
 
-pytestmark = pytest.mark.heavy(40)
+pytestmark = pytest.mark.heavy(20)
 
 ALL = ["1.0 0", "1.0 1", "2.0 0", "2.0 1", "3.0 0", "3.0 1"]
 
