@@ -46,6 +46,13 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of this run of the tests, the same in all of its worker processes."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
 def reference_dir() -> Path:
     """Return the folder of the paper's own data, which is not published here; skip the test without it."""
     folder = os.environ.get("REPRO_REFERENCE_DIR")

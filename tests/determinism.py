@@ -2,7 +2,8 @@
 
     python tests/determinism.py [--scale paper] [--only NAME ...]
 
-The ways differ in worker processes, hash seed, locale, time zone and the order of experiments and of points. One more
+The ways differ in worker processes, hash seed, locale, time zone and the order of experiments and of points; on the way
+back the same workers do all experiments, so that what one leaves in a process would show in the next. One more way
 stands for another type of processor: NumPy and OpenBLAS are kept from using the newer instructions that this one has;
 there values may differ by 1e-9. Experiments that measure wall-clock time are left out, as their rows are never the same
 twice. `make determinism` does all others at SCALE=smoke; the suite does them in the first two ways, of which it takes
@@ -12,6 +13,7 @@ the first as a user does, with the notebooks (tests/harness/test_smoke.py).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -63,13 +65,16 @@ def work(stems: Sequence[str], scale: str) -> None:
             *others,
         )
 
-    if backwards:
-        runner.compute = reordered
-    for stem in reversed(stems) if backwards else stems:
-        run = experiment.open(stem, scale)
-        rows = run.rows()
-        run.draw(rows)
-        run.judge(rows)
+    with contextlib.ExitStack() as stack:
+        if backwards:
+            pool = stack.enter_context(runner.fresh_processes(int(os.environ["JOBS"]), runner._ONE_THREAD))
+            runner.fresh_processes = lambda workers, env: contextlib.nullcontext(pool)
+            runner.compute = reordered
+        for stem in reversed(stems) if backwards else stems:
+            run = experiment.open(stem, scale)
+            rows = run.rows()
+            run.draw(rows)
+            run.judge(rows)
 
 
 def files(folder: Path, without: Collection[str] = ()) -> dict[str, bytes]:

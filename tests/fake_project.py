@@ -6,12 +6,16 @@ import itertools
 import json
 import os
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from repro.harness import experiment
+from repro.harness import experiment, workers
 
 STUDY = '''
 import os, signal, time
@@ -99,13 +103,36 @@ CELLS = (
     "figures = run.draw(rows)",
     "run.judge(rows)",
 )
-_names = itertools.count()
+_names, _times = itertools.count(), itertools.count(10**9)
+
+
+class Here:
+    """Stands in for a pool of worker processes: what is submitted is computed at once, in this process."""
+
+    def submit(self, function: Callable[..., Any], *arguments: object) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(function(*arguments))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+@contextmanager
+def no_processes(workers: int, env: Mapping[str, str]) -> Iterator[Here]:
+    """In place of `repro.harness.workers.fresh_processes`."""
+    yield Here()
 
 
 class FakeProject:
-    """Writes the project below a folder and points the environment variables there."""
+    """Writes the project below a folder and points the environment variables there.
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    With `processes` the test's own runs compute in worker processes, as a user's do: for tests of those. The others do
+    without, as a worker takes a second to start. (Notebooks and commands have workers always.)"""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, processes: bool = False) -> None:
+        if not processes:
+            monkeypatch.setattr(workers, "fresh_processes", no_processes)
         self.folder, self._package = folder, f"fake_studies_{next(_names)}"
         for name in ("experiments", "notebooks", self._package):
             (folder / name).mkdir(parents=True)
@@ -131,7 +158,9 @@ class FakeProject:
         monkeypatch.setenv("PYTHONPATH", search)
 
     def write_study(self, text: str) -> None:
-        (self.folder / self._package / "tiny.py").write_text(text)
+        path = self.folder / self._package / "tiny.py"
+        path.write_text(text)
+        os.utime(path, (next(_times),) * 2)  # Python takes a file of equal size and time, to the second, for unchanged
         sys.modules.pop(f"{self._package}.tiny", None)
 
     def edit_study(self, old: str, new: str) -> None:

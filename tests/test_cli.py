@@ -233,6 +233,7 @@ def test_a_notebook_that_does_not_finish_is_no_success(
     project: FakeProject, capfd: pytest.CaptureFixture[str], cells: tuple[str, ...], code: int, said: str
 ) -> None:
     project.write_notebook(*cells)
+    project.open(rates=[1], seeds=[0]).rows()  # so that the kernel need not start a worker
     assert main(["run", "tiny", "-p", "rates=[1]", "-p", "seeds=[0]"]) == code
     assert said in capfd.readouterr().err
 

@@ -47,8 +47,9 @@ def test_errors_of_the_user_are_one_line_in_a_notebook(
 
 
 def test_an_interrupt_says_how_to_go_on(
-    project: FakeProject, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    FakeProject(tmp_path, monkeypatch, processes=True)  # its workers end with it
     monkeypatch.setattr(workers, "wait", lambda *arguments, **options: signal.raise_signal(signal.SIGINT))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
     try:

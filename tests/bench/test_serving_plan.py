@@ -39,11 +39,13 @@ def warm():
 
 @pytest.fixture
 def planned(monkeypatch):
-    """Steps of an engine that measures nothing: `planned.steps(rows)`; it fails at call number `planned.fail_at`."""
+    """Steps of an engine that measures nothing: `planned.steps(rows)`; it fails at call number `planned.fail_at`. Each
+    call is told to `planned.watch`."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    state = SimpleNamespace(calls=0, fail_at=None, error=KeyboardInterrupt, clock=clock)
+    state = SimpleNamespace(calls=0, fail_at=None, error=KeyboardInterrupt, clock=clock, watch=lambda: None)
 
     def measured(took_s, **found):
+        state.watch()
         state.calls += 1
         if state.calls == state.fail_at:
             raise state.error("no memory left")
@@ -134,19 +136,36 @@ def test_the_order_is_that_of_what_a_point_tells_and_systems_take_turns(planned,
 
 
 def test_killed_at_any_moment_and_resumed_the_rows_are_the_same(planned, tmp_path):
-    whole = Recording(tmp_path, "whole", "c")
-    assert planned.work(whole) == (0, 0)
-    total, expected = planned.calls, (tmp_path / "whole.csv").read_bytes()
+    """From each moment of a whole run. A resumed run is killed again at its first moment with more rows, from which the
+    next one begins: so each of them leads to the end of the whole run. Every tenth also goes there by itself."""
+    path, files = tmp_path / "whole.csv", []
+    planned.watch = lambda: files.append(path.read_bytes() if path.exists() else b"")
+    assert planned.work(Recording(tmp_path, "whole", "c")) == (0, 0)
+    total, planned.watch = planned.calls, lambda: None
+    files.append(path.read_bytes())
+    assert total > 60 and len(set(files)) > 50
     for number in range(1, total + 1):
-        name, path = str(number), tmp_path / f"{number}.csv"
-        planned.calls, planned.fail_at = 0, number
-        with pytest.raises(KeyboardInterrupt):
-            planned.work(Recording(tmp_path, name, "c"))
-        planned.calls, planned.fail_at = 0, None
-        before = len(Recording(tmp_path, name, "c").rows)
-        planned.work(Recording(tmp_path, name, "c"))
-        assert path.read_bytes() == expected
-        assert planned.calls == total - before
+        path, before = tmp_path / f"{number}.csv", files[number - 1]
+        if before:
+            path.write_bytes(before)
+        kept = len(Recording(tmp_path, str(number), "c").rows)  # each of a call
+        more = next(later for later in range(number, total + 1) if files[later] != before)
+
+        def work(until, path=path, kept=kept):
+            planned.calls, planned.fail_at = kept, until
+            try:
+                planned.work(Recording(tmp_path, path.stem, "c"))
+            except KeyboardInterrupt:
+                assert planned.calls == until
+            else:
+                assert planned.calls == total
+            return path.read_bytes() if path.exists() else b""
+
+        assert work(until=number) == before
+        assert work(until=more + 1) == files[more]
+        if number % 10 == 1:
+            path.write_bytes(before) if before else path.unlink()
+            assert work(until=None) == files[total]
 
 
 def test_killed_while_it_writes_the_file_is_whole(planned, tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ from repro.harness.workers import PointError
 from repro.hashing import sha256_file
 from repro.report.embedding import read_embedded
 
-pytestmark = pytest.mark.heavy(40)
+pytestmark = pytest.mark.heavy(20)
 
 ALL = ["1.0 0", "1.0 1", "2.0 0", "2.0 1", "3.0 0", "3.0 1"]
 
@@ -34,21 +34,26 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProject:
     return FakeProject(tmp_path / "a folder {with} ünïcode", monkeypatch)
 
 
+@pytest.fixture
+def with_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProject:
+    return FakeProject(tmp_path / "a folder {with} ünïcode", monkeypatch, processes=True)
+
+
 def point_files(project: FakeProject) -> list[Path]:
     return sorted((project.folder / "results" / "tiny" / "points").glob("[0-9a-f]*.json"))
 
 
 def test_rows_come_in_the_order_of_the_points_whoever_computes_them(
-    project: FakeProject, monkeypatch: pytest.MonkeyPatch
+    with_workers: FakeProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JOBS", "2")
-    project.open(sleep=0.01).rows()
-    csv = project.folder / "results" / "custom" / "tiny" / "runs.csv"
+    with_workers.open(sleep=0.01).rows()
+    csv = with_workers.folder / "results" / "custom" / "tiny" / "runs.csv"
     by_two = csv.read_bytes()
-    for path in point_files(project):
+    for path in point_files(with_workers):
         path.unlink()
     monkeypatch.setenv("JOBS", "1")
-    rows = project.open(sleep=0.01).rows()["runs"]
+    rows = with_workers.open(sleep=0.01).rows()["runs"]
     assert csv.read_bytes() == by_two
     assert list(zip(rows["rate"], rows["seed"], strict=True)) == [
         (3.0, 0),
@@ -59,7 +64,7 @@ def test_rows_come_in_the_order_of_the_points_whoever_computes_them(
         (2.0, 1),
     ]
     assert list(rows.columns)[:4] == ["evidence", "device", "seed", "trace_hash"]  # as the study gives them
-    assert project.open(sleep=0.01).rows().hash() == tables_hash({"runs": sha256_file(csv)})
+    assert with_workers.open(sleep=0.01).rows().hash() == tables_hash({"runs": sha256_file(csv)})
     assert by_two.splitlines()[1] == b"exact,none,0,,3.0,0.3"
 
 
@@ -149,7 +154,6 @@ def test_a_data_file_counts_by_content_not_by_name(project: FakeProject, tmp_pat
         ("user", UserError, "this rate cannot be"),
         ("bug", PointError, "ZeroDivisionError: by nought"),
         ("nan", PointError, "'latency' is nan"),
-        ("killed", PointError, "its worker process was killed twice"),
     ],
 )
 def test_a_point_that_fails_is_named_and_the_others_are_kept(
@@ -164,6 +168,13 @@ def test_a_point_that_fails_is_named_and_the_others_are_kept(
     with pytest.raises(error):
         project.open(fault=fault).rows()
     assert {call.split()[0] for call in project.calls()} == {"2.0"}
+
+
+@pytest.mark.parametrize(
+    "fault, cause", [("bug", "ZeroDivisionError: by nought"), ("killed", "its worker process was killed twice")]
+)
+def test_so_is_one_that_fails_in_a_worker_process(with_workers: FakeProject, fault: str, cause: str) -> None:
+    test_a_point_that_fails_is_named_and_the_others_are_kept(with_workers, fault, PointError, cause)
 
 
 def test_a_run_killed_at_any_moment_resumes(project: FakeProject, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,16 +202,16 @@ def test_a_run_killed_at_any_moment_resumes(project: FakeProject, monkeypatch: p
     assert [path.name for path in point_files(project)[0].parent.glob(".*")] == []
 
 
-def test_measurements_run_with_nothing_beside_them(project: FakeProject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_run_with_nothing_beside_them(with_workers: FakeProject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBS", "2")
-    project.edit_study("weight=rate)", "weight=rate, alone=rate > 1)")
-    project.edit_study(
+    with_workers.edit_study("weight=rate)", "weight=rate, alone=rate > 1)")
+    with_workers.edit_study(
         "    time.sleep(sleep)\n",
         "    time.sleep(0.1)\n    log = open(os.environ['FAKE_LOG'], 'a')\n"
         "    log.write(f'end {rate} {seed}\\n'); log.close()\n",
     )
-    project.open().rows()
-    lines = (project.folder / "log").read_text().splitlines()
+    with_workers.open().rows()
+    lines = (with_workers.folder / "log").read_text().splitlines()
     assert {line.split()[-2] for line in lines[:4]} == {"1.0"}  # these two may overlap
     assert lines[5::2] == [f"end {line}" for line in lines[4::2]] and len(lines) == 12
 

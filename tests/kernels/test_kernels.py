@@ -14,7 +14,12 @@ from repro.errors import UserError
 from repro.kernels import reference
 
 decode = pytest.importorskip("repro.kernels.decode", reason="needs Triton")
+import triton.language as tl
+from triton.runtime import interpreter
+
 from repro.kernels import blocks, prefill, write
+
+pytestmark = [pytest.mark.usefixtures("one_thread", "language_patched_once"), pytest.mark.heavy(60)]
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -22,6 +27,23 @@ HALF = [torch.float16, torch.bfloat16]
 DTYPES = [*HALF, torch.float32]
 LENS = [1, 16, 33, 70] + ([255, 1000, 2500] if GPU else [])
 FAR = 1 << 30  # a table entry that no kernel may follow
+
+
+@pytest.fixture(scope="module")
+def language_patched_once():
+    """Triton's interpreter patches its language anew for each call of a device function, a third of its time; here only
+    where the patches of this launch are not in place."""
+    patch = interpreter._patch_lang
+
+    def once(fn):
+        languages = [value for value in fn.__globals__.values() if value is tl or value is tl.core]
+        if any(tl.core.is_builtin(language.load) for language in languages):
+            return patch(fn)
+        return interpreter._LangPatchScope()
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(interpreter, "_patch_lang", once)
+        yield
 
 
 def guarded(

@@ -18,6 +18,8 @@ from repro.engine.sequence import SamplingParams
 from repro.llm.model_runner import CHUNKS, MANY_CHUNKS, MANY_SIZES, ROW_BUCKETS, SIZES, MixedShape
 from repro.llm.pool import PoolSize
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", ["llama", *(name for name in CONFIGS if name.startswith("opt"))])

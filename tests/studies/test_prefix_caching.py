@@ -1,7 +1,7 @@
 """Prefix caching on Fig. 16's load: as good as declaring the prefix, and nothing with a time stamp in front."""
 
 import pytest
-from loads import parameters, rows_of
+from loads import parameters
 
 from repro.errors import UserError
 from repro.harness import experiment
@@ -32,9 +32,9 @@ def test_a_time_stamp_takes_it_away(scheduler):
     assert stamped.latency_s_per_token == computed.latency_s_per_token
 
 
-def test_the_study_runs_and_draws():
+def test_the_study_runs_and_draws(smoke_rows):
     run = experiment.open(STEM, "smoke")
-    rows = rows_of(study, run.params)
+    rows = smoke_rows(run)
     found = rows["crossing"]
     assert len(found) == len(study.WAYS) * len(run.params.schedulers) and (found["evidence"] == "modelled").all()
     assert where(found, way="computed")["found_percent"].eq(0).all()

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from loads import parameters, rows_of
+from loads import parameters
 
 from repro.errors import UserError
 from repro.harness import experiment
@@ -50,9 +50,9 @@ def test_a_prompt_is_done_when_its_last_sample_is():
     assert study.latency(served, 2) == pytest.approx(expected)
 
 
-def test_the_study_runs_and_draws():
+def test_the_study_runs_and_draws(smoke_rows):
     run = experiment.open(STEM, "smoke")
-    rows = rows_of(study, run.params)
+    rows = smoke_rows(run)
     assert len(rows["crossing"]) == len(rows["served"]) == len(run.params.loads) * len(study.SYSTEMS)
     assert (rows["crossing"]["evidence"] == "modelled").all()
     alone = where(rows["crossing"], load="alpaca").set_index("scheduler")["crossing_rate"]
