@@ -15,21 +15,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
-import signal
 import string
 import subprocess
 import sys
 import venv
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 
+from served_alone import served_alone
+
 from repro.paths import folders
 from repro.server.replay import Logged
-from repro.setup.environment import ROOT
 
 PROMPT, OUTPUT = 100, 20  # tokens
 MODEL = "tiny"
@@ -67,20 +65,6 @@ def write_model(folder: Path) -> None:
     )
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-@contextmanager
-def served(folder: Path, log: Path) -> Iterator[str]:
-    """The address of a server of the model, in a process of its own."""
-    command = [sys.executable, "-m", "repro", "serve", MODEL, "--port", "0", "--kv-slots", "65536", "--log", str(log)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            said = [process.stdout.readline() for _ in range(2)]
-            yield re.search(r"http://127\.0\.0\.1:\d+", said[1])[0]
-        finally:
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0, "the server has not ended well"
 
 
 def fetched(name: str, version: str, folder: Path) -> Path:
@@ -199,8 +183,8 @@ def main(arguments: list[str] | None = None) -> int:
         work = folder / f"{name}-results"
         work.mkdir(exist_ok=True)
         log = work / "server.log"
-        with served(folder, log) as address:
-            answered = client(command, address, folder / MODEL, options.requests, options.streams, work)
+        with served_alone([MODEL, "--kv-slots", 65536, "--log", log], folder=folder) as server:
+            answered = client(command, server.address, folder / MODEL, options.requests, options.streams, work)
         print(f"{os.cpu_count()} cores, load {' '.join(f'{one:.2f}' for one in os.getloadavg())}")
         same &= compared(f"{name} {version}", answered, log, options.requests)
     return int(not same)

@@ -14,39 +14,24 @@ import argparse
 import asyncio
 import os
 import random
-import re
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
+from served_alone import served_alone
 from wire import Reply, Wire
 
-from repro.setup.environment import ROOT, prepare_environment
+from repro.setup.environment import prepare_environment
 
 SEED = 0
 
 
-@contextmanager
-def served(options: argparse.Namespace) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
-    """A server's process, its address, and the model's name there."""
+def arguments_of(options: argparse.Namespace) -> list[object]:
+    """Those of `repro serve`."""
     given = ["--simulated", options.simulated] if options.simulated else ["--device", options.device]
-    given += ["--system", options.system, "--block-size", str(options.block_size), "--port", "0"]
-    if options.kv_slots:
-        given += ["--kv-slots", str(options.kv_slots)]
-    command = [sys.executable, "-m", "repro", "serve", options.model, *given]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            print(process.stdout.readline().strip())
-            said = re.search(r"^(.*) at (http://127\.0\.0\.1:\d+)", process.stdout.readline())
-            yield process, said[2], said[1]
-        finally:
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(120) == 0, "the server has not ended well"
+    given += ["--system", options.system, "--block-size", options.block_size]
+    return [options.model, *given, *(["--kv-slots", options.kv_slots] if options.kv_slots else [])]
 
 
 def cpu_s(process: subprocess.Popen[str]) -> float:
@@ -85,7 +70,9 @@ def prompts_of(options: argparse.Namespace, what: object) -> list[list[int]]:
 
 def over_http(options: argparse.Namespace) -> None:
     count = options.output_tokens
-    with served(options) as (process, address, name):
+    with served_alone(arguments_of(options), folder=Path.cwd()) as server:
+        print(server.about)
+        process, address, name = server.process, server.address, server.name
         for stream in (False, True):
             asyncio.run(asked(address, name, prompts_of(options, f"warm {stream}")[:8], count, stream))
             before, start = cpu_s(process), time.perf_counter()

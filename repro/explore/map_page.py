@@ -5,9 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import jinja2
-
-from repro.explore.page import packed
+from repro.explore.page import packed, template
 
 if TYPE_CHECKING:
     from repro.explore.memory_map import MemoryMap
@@ -19,11 +17,9 @@ MOST_CELLS = 24_000_000
 def render(memory: MemoryMap, first: int, last: int) -> str:
     """The page of these iterations, or of as many from the first one on as a page takes."""
     last = min(last, first + max(1, MOST_CELLS // memory.num_blocks) - 1)
-    strict = dict(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment = jinja2.Environment(loader=jinja2.PackageLoader("repro.explore"), **strict)
     left_out = last - first + 1 < len(memory)
     said = f"Iterations {first:,} to {last:,} of {len(memory):,}" if left_out else f"{len(memory):,} iterations"
-    return environment.get_template("map.html.j2").render(
+    return template("map.html.j2").render(
         run=packed(content(memory, first, last)), said=said, memory=memory, left_out=left_out
     )
 

@@ -83,9 +83,7 @@ def build(target: Path, first_fit: ModuleType, drawn: queue.Drawn, interpreter: 
         "files": list(parts),
         "runs": {canonical_json(one["settings"]): f"run-{number}" for number, one in enumerate(runs)},
     }
-    strict = dict(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment = jinja2.Environment(loader=jinja2.PackageLoader("repro.explore"), **strict)
-    text = environment.get_template("explorer.html.j2").render(
+    text = template("explorer.html.j2").render(
         about=canonical_json(about).replace("<", "\\u003c"),
         runs=[packed(one) for one in runs],
         later={"drawn": packed(drawn), "sources": packed(code), **parts},
@@ -104,6 +102,12 @@ def part(page: str, name: str) -> bytes:
         return gzip.decompress(base64.b64decode(found[1])) if found else b""
     except (ValueError, OSError, EOFError, zlib.error):
         return b""
+
+
+def template(name: str) -> jinja2.Template:
+    """One of this room's."""
+    strict = dict(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return jinja2.Environment(loader=jinja2.PackageLoader("repro.explore"), **strict).get_template(name)
 
 
 def packed(content: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from repro.engine.config import Deployment
 from repro.engine.systems import System
@@ -11,7 +11,7 @@ from repro.feed.feed import Feed, Watchers
 from repro.feed.handle import Handle
 from repro.sampling_params import SamplingParams
 from repro.server import words
-from repro.server.log import RequestLog
+from repro.server.log import Held, RequestLog
 from repro.server.metrics import Metrics
 from repro.server.simulated import SimulatedServing
 from repro.simulate.cost_model import CostModel
@@ -53,6 +53,20 @@ def room(feed: Feed, system: System, max_model_len: int, prompt_tokens: int, n: 
     return min(max_model_len - prompt_tokens, (shared + own) * size - prompt_tokens + 1)
 
 
+def _watching(metrics: Metrics, log: RequestLog | None) -> dict[str, Any]:
+    """How a feed is told of who watches it."""
+    watching = (metrics,) if log is None else (metrics, log)
+    return {"observers": watching, "watcher": Watchers(watching)}
+
+
+def _begin(backend: Backend, log: RequestLog | None, system: System, cost_model: CostModel | None, held: Held) -> None:
+    """The feed is there, and nothing has run."""
+    backend.metrics.begin(backend.feed.engine)
+    if log is not None:
+        head = {"model": backend.name, "max_model_len": backend.max_model_len, "about": backend.about}
+        log.begin(backend.feed, system, head, cost_model, held)
+
+
 class RealBackend:
     """`LLM.serving`, from now until its feed is closed."""
 
@@ -65,13 +79,9 @@ class RealBackend:
         self.name, self.max_model_len = llm.loaded.config.name, llm.loaded.config.max_model_len
         self.about = llm.boot_line
         self._llm, self._encoder, self.metrics = llm, Encoder(llm.loaded), Metrics(self.name)
-        watching = (self.metrics,) if log is None else (self.metrics, log)
         keeping = {"with_events": with_events or log is not None, "max_waiting": max_waiting}
-        self.feed = Serving(llm, observers=watching, watcher=Watchers(watching), **keeping)
-        self.metrics.begin(self.feed.engine)
-        if log is not None:
-            head = {"model": self.name, "max_model_len": self.max_model_len, "about": self.about}
-            log.begin(self.feed, llm.system, head, None, lambda answer, output: [*answer.asked.ids.tolist(), *output])
+        self.feed = Serving(llm, **keeping, **_watching(self.metrics, log))
+        _begin(self, log, llm.system, None, lambda answer, output: [*answer.asked.ids.tolist(), *output])
 
     def encode(self, prompt: object, name: str) -> list[int]:
         return self._encoder.encode(prompt, name).tolist()
@@ -106,19 +116,16 @@ class SimulatedBackend:
     ) -> None:
         self.name, self.max_model_len = deployment.model.name, deployment.model.max_model_len
         self.metrics = Metrics(self.name)
-        watching = (self.metrics,) if log is None else (self.metrics, log)
-        keeping = {"events": [] if log is not None and events is None else events, "max_waiting": max_waiting}
-        keeping |= {"observers": watching, "watcher": Watchers(watching), "seed": seed}
-        self.feed = SimulatedServing(deployment, system, cost_model, block_size, **keeping)
-        self.metrics.begin(self.feed.engine)
+        events = [] if log is not None and events is None else events
+        keeping = {"events": events, "max_waiting": max_waiting, "seed": seed}
+        watching = _watching(self.metrics, log)
+        self.feed = SimulatedServing(deployment, system, cost_model, block_size, **keeping, **watching)
         blocks = self.feed.manager.num_blocks
         self.about = (
             f"{self.name} on {deployment.num_gpus} x {deployment.device.name}, simulated ({cost_model.name}): "
             f"{system.label}, {blocks:,} blocks of {block_size} tokens. Words are made up; times are modelled"
         )
-        if log is not None:
-            head = {"model": self.name, "max_model_len": self.max_model_len, "about": self.about}
-            log.begin(self.feed, self.feed.system, head, cost_model, lambda answer, output: answer.prompt_ids)
+        _begin(self, log, self.feed.system, cost_model, lambda answer, output: answer.prompt_ids)
 
     def encode(self, prompt: object, name: str) -> list[int]:
         return words.encode(prompt) if isinstance(prompt, str) else words.checked_ids(prompt, name)

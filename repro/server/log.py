@@ -43,6 +43,8 @@ from repro.feed.handle import Handle
 from repro.simulate.cost_model import CostModel
 
 FORMAT = 1
+#: which tokens the blocks of a handle's request are known to hold, given those of its output
+Held = Callable[[Handle, list[int]], list[int]]
 _POLICIES = {one: name for known in (ORDERS, VICTIMS) for name, one in known.items()}
 
 
@@ -91,17 +93,9 @@ class RequestLog(Observer):
         self._entries: dict[int, _Entry] = {}  # by request
         self._ending: list[int] = []  # those that may have a line
 
-    def begin(
-        self,
-        feed: Feed,
-        system: System,
-        head: dict[str, Any],
-        cost_model: CostModel | None,
-        held: Callable[[Handle, list[int]], list[int]],
-    ) -> None:
-        """`head` says what serves; `held`, which tokens the blocks of a request are known to hold, given those of its
-        output. UserError, and the feed is closed, for what no replay could have: a policy without a name, a prefix
-        cache that is older."""
+    def begin(self, feed: Feed, system: System, head: dict[str, Any], cost_model: CostModel | None, held: Held) -> None:
+        """`head` says what serves. UserError, and the feed is closed, for what no replay could have: a policy without a
+        name, a prefix cache that is older."""
         self._feed, self._events, self._held, self._finds = feed, feed.events, held, system.prefix_caching
         manager = feed.engine.scheduler.manager
         try:

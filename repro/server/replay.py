@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from statistics import median, quantiles
 from typing import Any
 
@@ -48,13 +49,12 @@ class Logged:
         try:
             requests = [_request(line) for line in lines]
             events = [(*event, line["request"]) for line in lines for event in line["events"]]
+            events.sort(key=itemgetter(0))
         except (KeyError, TypeError, UserError) as error:
             raise UserError(
                 f"{path} is no whole log of `repro serve --log` ({type(error).__name__}: {error})"
             ) from None
-        found = [
-            Event(iteration, kind, of, _detail(said)) for _, iteration, kind, said, of in sorted(events, key=_first)
-        ]
+        found = [Event(iteration, kind, of, _detail(said)) for _, iteration, kind, said, of in events]
         return cls(head, requests, lines, found)
 
     @property
@@ -76,10 +76,6 @@ class Logged:
         settings = {name: value for name, value in given.items() if name != "kind"}
         settings["prefill_shape"] = tuple(map(tuple, settings["prefill_shape"]))
         return lookup("cost model", _COSTS, given["kind"])(**settings)
-
-
-def _first(event: Items[Any]) -> int:
-    return event[0]
 
 
 def _detail(said: dict[str, Any]) -> dict[str, object]:

@@ -16,12 +16,12 @@ for package in ("fastapi", "uvicorn", "prometheus_client"):
     pytest.importorskip(package, reason=WHY)
 
 import httpx
+from served_alone import served_alone
 from serving import served, simulated
 
 from repro.cli import main
 from repro.harness import progress
 from repro.judge import ledger
-from repro.setup.environment import ROOT
 from repro.simulate.cost_model import CostModel
 
 pytestmark = pytest.mark.heavy(15)
@@ -136,18 +136,11 @@ def test_an_interrupt_keeps_what_was_found(capsys, tmp_path, monkeypatch):
 
 def test_a_server_that_is_killed_is_one_line_and_what_was_found_is_kept(capsys, tmp_path, monkeypatch):
     """And the next server is judged all the same."""
-    command = [sys.executable, "-m", "repro", "serve", "opt-13b", "--simulated", "datasheet", "--port", "0"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            process.stdout.readline()
-            dying = process.stdout.readline().split()[2].removesuffix("/v1;")
-            after_claims(1, process.kill, monkeypatch)
-            with served(simulated()) as living:
-                options = ["--target", dying, living, "--name", "dying", "living", "--out", str(tmp_path)]
-                assert main(["judge", *options, "--budget", "10s"]) == 1
-        finally:
-            process.kill()
+    with served_alone(["opt-13b", "--simulated", "datasheet"]) as alone, served(simulated()) as living:
+        dying = alone.address
+        after_claims(1, alone.process.kill, monkeypatch)
+        options = ["--target", dying, living, "--name", "dying", "living", "--out", str(tmp_path)]
+        assert main(["judge", *options, "--budget", "10s"]) == 1
     error = one_line(capsys)
     servers = list(ledger.read(tmp_path)["server"])
     kept = servers.count("dying")  # a claim that needs no further request may be among them

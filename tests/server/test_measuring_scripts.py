@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,13 +50,13 @@ def test_a_client_without_a_network(monkeypatch, tmp_path, capsys):
     from repro.server.backend import RealBackend
 
     @contextmanager
-    def here(folder, log):
-        with RequestLog(str(log)) as told:
-            engine = LLM(folder / clients.MODEL, system="vllm-v1", pool=PoolSize(kv_slots=4096), quiet=True)
+    def here(arguments, folder):
+        with RequestLog(str(arguments[arguments.index("--log") + 1])) as told:
+            engine = LLM(folder / arguments[0], system="vllm-v1", pool=PoolSize(kv_slots=4096), quiet=True)
             with served(RealBackend(engine, log=told)) as address:
-                yield address
+                yield SimpleNamespace(address=address)
 
-    monkeypatch.setattr(clients, "served", here)
+    monkeypatch.setattr(clients, "served_alone", here)
     monkeypatch.setattr(clients, "CLIENTS", {"stub": ("1", stub)})
     monkeypatch.setattr(clients, "fetched", lambda name, version, folder: tmp_path)
     clients.main(["--requests", "5", "--folder", str(tmp_path), "--only", "stub"])

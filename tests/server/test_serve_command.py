@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import signal
 import socket
 import subprocess
@@ -18,6 +16,7 @@ for package in ("fastapi", "uvicorn", "prometheus_client", "openai"):
     pytest.importorskip(package, reason=WHY)
 
 import openai
+from served_alone import Served, served_alone
 from serving import client_of
 
 from repro.cli import main
@@ -28,24 +27,18 @@ WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from repro.cli import 
 
 
 @pytest.fixture
-def served_alone() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A simulated server's process, and its address."""
-    command = [sys.executable, "-c", WITHOUT_TORCH, "serve", "opt-13b", "--simulated", "a100-2023", "--port", "0"]
-    environment = {**os.environ, "REPRO_API_KEY": "sesame"}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            about, place = process.stdout.readline(), process.stdout.readline()
-            assert "simulated (a100-2023): vLLM V1, 983 blocks of 16 tokens" in about
-            yield process, re.search(r"http://127\.0\.0\.1:\d+", place)[0]
-        finally:
-            process.kill()
+def server() -> Iterator[Served]:
+    """A simulated one."""
+    arguments, environment = ["opt-13b", "--simulated", "a100-2023"], {"REPRO_API_KEY": "sesame"}
+    with served_alone(arguments, ("-c", WITHOUT_TORCH), environment=environment) as served:
+        assert "simulated (a100-2023): vLLM V1, 983 blocks of 16 tokens" in served.about
+        yield served
 
 
 @pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains_and_ends_it(served_alone, ends):
+def test_a_signal_drains_and_ends_it(server, ends):
     """What runs comes to its end; nothing new is taken; the exit code is 0."""
-    process, address = served_alone
-    client = client_of(address, api_key="sesame")
+    process, client = server.process, client_of(server.address, api_key="sesame")
     asked = {"model": "opt-13b", "prompt": "x", "max_tokens": 40, "extra_body": {"ignore_eos": True}}
     chunks, begun = [], threading.Event()
 
