@@ -32,7 +32,7 @@ endef
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
 	@echo
-	@echo "  SCALE=paper       the paper's own size, some 15 minutes on two cores; or smoke: everything in two minutes"
+	@echo "  SCALE=paper       the paper's own size, some 15 minutes on two cores; or smoke: everything in four at most"
 	@echo "  ONLY=\"NAME ...\"   only these experiments, named as in experiments/ (default: all)"
 	@echo "  LENGTHS=FILE.csv  prompt and output lengths of your own (default: the embedded ones)"
 	@echo "  JOBS=N            worker processes (default: one a core)"
