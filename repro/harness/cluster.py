@@ -15,7 +15,7 @@ import pickletools
 import re
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import cloudpickle
@@ -70,14 +70,17 @@ class Cluster:
         self._client, self._executor = client, client.get_executor(pure=False)
 
     @property
-    def size(self) -> int:
-        """Points to have in flight now: two a worker, so that none waits for this machine. Workers may come and go.
-
-        UserError if the scheduler is gone."""
+    def workers(self) -> int:
+        """How many there are now: they may come and go. UserError if the scheduler is gone."""
         try:
-            return 2 * max(1, len(self._client.nthreads()))
+            return len(self._client.nthreads())
         except OSError as error:
             raise UserError(f"{GONE} ({error}); {AGAIN}") from None
+
+    @property
+    def size(self) -> int:
+        """Points to have in flight now: two a worker, so that none waits for this machine."""
+        return 2 * max(1, self.workers)
 
     def submit(self, task: Task) -> Future[Failure | Computed]:
         about = task.about
@@ -94,21 +97,18 @@ def connected(named: str) -> Iterator[Cluster]:
         client = Client(named, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, TimeoutError) as error:
         raise UserError(f"no Dask scheduler answers at {named} ({error}); start it with `dask scheduler`") from None
-    try:
+    with closing(client):
         try:
             client.wait_for_workers(1, timeout=_CONNECT_S)
         except TimeoutError:
-            raise UserError(
-                f"the Dask scheduler at {named} has no workers; start them with `dask worker {named} --nthreads 1`"
-            ) from None
+            start = f"start them with `dask worker {named} --nthreads 1`"
+            raise UserError(f"the Dask scheduler at {named} has no workers; {start}") from None
         if several := [worker for worker, threads in client.nthreads().items() if threads > 1]:
             raise UserError(
                 f"the worker {several[0]} has more than one thread, and a point needs a process of its own; start it "
                 f"with `dask worker {named} --nworkers N --nthreads 1`"
             )
         yield Cluster(client)
-    finally:
-        client.close()
 
 
 #: The project's code in a worker of a cluster as it was when a point first needed it. What is imported stays in memory,

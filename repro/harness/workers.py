@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,24 +59,24 @@ def compute(tasks: list[Task], store: PointStore, name: str, kept: list[tuple[st
     failures: list[Failure] = []
     shared, far = number_of_workers(os.environ.get("JOBS", "")), check_pool(os.environ.get("POOL", ""))
     travelling = {task.key for task in tasks if far and can_travel(task.point)}
-    progress = Progress(name, [(task.about["function"], task.point.weight) for task in tasks], kept, shared)
-    try:
-        if travelling:
-            with connected(far) as cluster, _in_flight_file(store) as note:
-                todo = [task for task in tasks if task.key in travelling]
-                _compute_all(_heaviest_last(todo), cluster, store, progress, failures, note)
+    with ExitStack() as held:
+        cluster = held.enter_context(connected(far)) if travelling else None
+        todo = [(task.about["function"], task.point.weight) for task in tasks]
+        progress = Progress(name, todo, kept, cluster.workers if cluster else shared)
+        held.callback(progress.close)
+        if cluster:
+            note = held.enter_context(_in_flight_file(store))
+            waiting = _heaviest_last([task for task in tasks if task.key in travelling])
+            _compute_all(waiting, cluster, store, progress, failures, note)
         for alone in (False, True):
-            waiting = _heaviest_last(
-                [task for task in tasks if task.point.alone is alone and task.key not in travelling]
-            )
+            here = [task for task in tasks if task.key not in travelling]
+            waiting = _heaviest_last([task for task in here if task.point.alone is alone])
             suspects: list[tuple[Task, BaseException]] = []
             while waiting:
                 suspects += _compute_in_pool(waiting, 1 if alone else shared, store, progress, failures)
             for suspect, _ in suspects:
                 for task, error in _compute_in_pool([suspect], 1, store, progress, failures):
                     failures.append(Failure(task.label, "bug", _why_it_died(error)))
-    finally:
-        progress.close()
     _raise(failures, len(tasks))
 
 

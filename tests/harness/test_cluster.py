@@ -96,7 +96,7 @@ def workers(project: FakeProject, monkeypatch: pytest.MonkeyPatch) -> Iterator[d
     """Process -> address of the two workers of a cluster, which POOL names. They know no folder of results."""
     distributed = pytest.importorskip("distributed", reason=needs_dask)
     monkeypatch.setenv("REPRO_RESULTS_DIR", str(project.folder / "nobody's"))
-    settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
+    settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50}
     with distributed.LocalCluster(**settings) as made, distributed.Client(made, set_as_default=False) as client:
         monkeypatch.delenv("REPRO_RESULTS_DIR")
         monkeypatch.setenv("POOL", made.scheduler_address.replace("tcp://", "dask://"))
