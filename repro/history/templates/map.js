@@ -1,4 +1,4 @@
-// A memory map. All that it shows comes from repro.explore.memory_map; here block tables are made again from changes.
+// A memory map. All that it shows comes from repro.history.memory_map; here block tables are made again from changes.
 (async () => {
   const run = JSON.parse(await textOf("run"));
   const { num_blocks: blocks, block_size: size } = run, frames = run.start_s.length;

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from repro.explore.page import packed, template
+from repro.history.pages import filled, packed
 
 if TYPE_CHECKING:
-    from repro.explore.memory_map import MemoryMap
+    from repro.history.memory_map import MemoryMap
 
 #: blocks x iterations of a page: the browser takes 4 bytes for each
 MOST_CELLS = 24_000_000
@@ -17,11 +17,13 @@ MOST_CELLS = 24_000_000
 def render(memory: MemoryMap, first: int, last: int) -> str:
     """The page of these iterations, or of as many from the first one on as a page takes."""
     last = min(last, first + max(1, MOST_CELLS // memory.num_blocks) - 1)
-    left_out = last - first + 1 < len(memory)
-    said = f"Iterations {first:,} to {last:,} of {len(memory):,}" if left_out else f"{len(memory):,} iterations"
-    return template("map.html.j2").render(
-        run=packed(content(memory, first, last)), said=said, memory=memory, left_out=left_out
-    )
+    whole, most = "the whole run", ""
+    said = f"{len(memory):,} iterations"
+    if last - first + 1 < len(memory):
+        said, whole = f"Iterations {first:,} to {last:,} of {len(memory):,}", "all of these"
+        most = 'The others are left out here: save("map.html", first=..., last=...) has them.'
+    sizes = {"blocks": f"{memory.num_blocks:,}", "size": memory.block_size}
+    return filled("map.html", run=packed(content(memory, first, last)), said=said, whole=whole, left_out=most, **sizes)
 
 
 def content(memory: MemoryMap, first: int, last: int) -> dict[str, Any]:
