@@ -48,10 +48,10 @@ class Decision:
 
     def __str__(self) -> str:
         if self.victim is not None:
-            return f"in iteration {self.at:,}, request {self.victim:,} is driven out first"
+            return f"in iteration {self.at:,} request {self.victim:,} is driven out first"
         if self.preemption is not None:
-            return f"in iteration {self.at:,}, the first one driven out is preempted by {self.preemption.value}"
-        return f"in iteration {self.at:,}, request {self.hold:,} does not start"
+            return f"in iteration {self.at:,} the first one driven out is preempted by {self.preemption.value}"
+        return f"in iteration {self.at:,} request {self.hold:,} does not start"
 
     def check(self, log: Iterable[Event], candidates: Items[int]) -> None:
         """UserError unless this decision was there to be taken. `candidates` could be driven out first."""

@@ -8,13 +8,18 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from os import PathLike
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from repro.engine.events import Event
 from repro.explore.decision import told
 from repro.feed.receipt import CAUSES, Receipt
+from repro.hashing import write_atomically
+from repro.history import map_page
 from repro.history.memory_map import MemoryMap
+from repro.history.pages import framed, table
 from repro.history.recipe import Recipe, decisions
 from repro.words import count
 
@@ -33,6 +38,7 @@ _COSTS = {
 }
 #: what all of them together cost; latencies are means, the others above are sums
 _IN_ALL = {"iterations": "", "duration": "t", "throughput": "tokens/t"}
+_COLUMNS = ("before", "after", "difference")
 #: the kinds of events that say how many blocks have moved
 _MOVES = {"blocks_swapped_out": "preempt", "blocks_swapped_in": "resume", "blocks_copied": "copy"}
 
@@ -202,16 +208,44 @@ class Difference:
         before, after = self._make
         return before(), after()
 
+    def html(self) -> str:
+        """A page of its own, without a network: both memory maps, one above the other, what parts them, the costs."""
+        shown = [[self._named(row), *(f"{row[name]:,.5g}" for name in _COLUMNS)] for row in self.costs()]
+        parting = None if self.first is None else self.first.iteration
+        return map_page.render_pair(
+            *self.maps,
+            parting,
+            heading=f"What if {self.what}?",
+            said="\n".join(self.sentences()[:2]).partition("? ")[2],
+            what=self.what,
+            costs=table(shown, ["", *_COLUMNS]),
+        )
+
+    def save(self, path: str | PathLike[str]) -> Path:
+        """Write the page into a file."""
+        write_atomically(Path(path), self.html().encode())
+        return Path(path)
+
+    def _repr_html_(self) -> str:
+        return framed(self.html(), "two memory maps", 1250)
+
+    @staticmethod
+    def _named(row: dict[str, Any]) -> str:
+        name, unit = row["cost"].replace("_", " "), row["unit"]
+        return name if not unit or unit in name else f"{name}, {unit}"
+
     def __repr__(self) -> str:
         return "\n".join(self.sentences())
 
     def sentences(self) -> list[str]:
         """What parts the two runs, what differs, and what it costs, a line each."""
         if self.first is None:
-            return [f"{self.what}: every decision is the same" + (", and every time" if not self.requests else "")]
+            return [
+                f"What if {self.what}? Every decision is the same" + ("." if self.requests else ", and every time.")
+            ]
         number, whole = self.num_decisions, count(len(self.before.recipe.joined), "request")
         lines = [
-            f"{self.what}. {self.first}",
+            f"What if {self.what}? {self.first}",
             f"After that {count(number['after'], 'decision')} are new, {number['before']:,} are no more. "
             f"Of {whole}, {len(self.requests):,} are decided or end otherwise",
         ]

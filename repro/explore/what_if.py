@@ -74,6 +74,7 @@ class Version:
 
     def memory_map(self) -> MemoryMap:
         memory = MemoryMap()
+        memory.unit = "iterations" if self.recipe.in_iterations else "s"
         self._run([], memory)
         return memory
 
@@ -141,9 +142,8 @@ def _remade(recipe: Recipe, chosen: System | str, block_size: int) -> Recipe:
 def _said(changes: dict[str, Any]) -> str:
     """The changes in words."""
     if not changes:
-        return "with nothing changed"
-    texts = [f"{name} = {_named(value)}" for name, value in changes.items()]
-    return "with " + ", ".join(texts)
+        return "nothing is changed"
+    return ", ".join(f"{name} = {_named(value)}" for name, value in changes.items())
 
 
 def _named(value: object) -> str:

@@ -62,6 +62,7 @@ class MemoryMap(OfOneRun):
     next_s = 0.0  # every iteration by itself
 
     def __init__(self) -> None:
+        self.unit = "s"  # of all times; "iterations" where no clock says how long one takes
         self.num_blocks = self.block_size = 0
         self.is_paged = True
         self.prefix: tuple[int, ...] = ()  # blocks of declared prefixes, which stay for the whole run
