@@ -124,7 +124,7 @@ class Difference:
 
     @property
     def unit(self) -> str:
-        return "iterations" if self.before.recipe.in_iterations else "s"
+        return self.before.recipe.unit
 
     @functools.cached_property
     def first(self) -> Parting | None:

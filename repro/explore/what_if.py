@@ -16,7 +16,7 @@ from repro.checks import known_names, lookup, shown, user_facing, whole
 from repro.engine.config import check_block_size
 from repro.engine.events import Event
 from repro.engine.memory import Reservation, reserve_max, reserve_oracle, reserve_pow2
-from repro.engine.systems import System, system
+from repro.engine.systems import System
 from repro.errors import UserError
 from repro.explore.decision import Deciding, Decision
 from repro.explore.difference import Difference, History
@@ -74,7 +74,7 @@ class Version:
 
     def memory_map(self) -> MemoryMap:
         memory = MemoryMap()
-        memory.unit = "iterations" if self.recipe.in_iterations else "s"
+        memory.unit = self.recipe.unit
         self._run([], memory)
         return memory
 
@@ -106,7 +106,7 @@ def _changed(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
     size = check_block_size(given.pop("block_size", setup.block_size))
     made = recipe
     if chosen is not setup.system or size != setup.block_size:
-        made = _remade(recipe, chosen, size)
+        made = recipe.remade(chosen, size)
     setup = made.setup
     scheduler = [one.name for one in fields(setup.system.scheduler)]
     known_names("what_if", given, [*_POOL, *_SYSTEM, *scheduler])
@@ -126,17 +126,6 @@ def _changed(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
         if turn.request is not None:
             trial.add(turn.request)
     return replace(made, setup=setup, events=None, outcomes=None)
-
-
-def _remade(recipe: Recipe, chosen: System | str, block_size: int) -> Recipe:
-    """For another system, or blocks of another size."""
-    if recipe.remade is not None:
-        return recipe.remade(chosen, block_size)
-    setup = recipe.setup
-    if block_size != setup.block_size:
-        raise UserError(f"block_size = {block_size}: this run is known in blocks of {setup.block_size} tokens only")
-    chosen = chosen if isinstance(chosen, System) else system(chosen)
-    return replace(recipe, setup=replace(setup, system=chosen.for_length(setup.max_model_len)))
 
 
 def _said(changes: dict[str, Any]) -> str:

@@ -68,10 +68,14 @@ def joining(requests: Iterable[Request]) -> list[Turn]:
     return [Turn(request.arrival_s, request.request_id, request) for request in requests]
 
 
+def _known_so_only(system: System | str, block_size: int) -> Recipe:
+    raise UserError("this run is not known with another system, or with blocks of another size")
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """`turns` say who joins and who goes, in this order. Moments are seconds of the executor's clock, or, with
-    `in_iterations`, numbers of iterations.
+    """`turns` say who joins and who goes, in this order, by the clock that the executor moves. Its times are seconds,
+    or, with `in_iterations`, iterations.
 
     `events` is what was decided, and `outcomes` what came of it, if that is known. `lengths` are the tokens of each
     request's outputs, where these are not its own. `remade` makes the recipe for another system, or for blocks of
@@ -84,7 +88,12 @@ class Recipe:
     outcomes: Items[Outcome] | None = field(default=None, repr=False)
     in_iterations: bool = False
     lengths: Mapping[int, Items[int]] | None = field(default=None, repr=False)
-    remade: Callable[[System | str, int], Recipe] | None = field(default=None, repr=False)
+    remade: Callable[[System | str, int], Recipe] = field(default=_known_so_only, repr=False)
+
+    @property
+    def unit(self) -> str:
+        """Of all times."""
+        return "iterations" if self.in_iterations else "s"
 
     @functools.cached_property
     def joined(self) -> dict[int, float]:
@@ -113,10 +122,9 @@ class Recipe:
         engine, outcomes = Engine(scheduler, self.executor, observers=observers), dict[int, Outcome]()
         with _collector_paused():
             for moment, request_id, request in self.turns:
-                while scheduler.has_work and self._now(engine) < moment:
-                    engine.step(math.inf if self.in_iterations else moment)
-                if self._now(engine) < moment:
-                    engine.clock.wait_until(moment)
+                while scheduler.has_work and engine.clock.now < moment:
+                    engine.step(moment)
+                engine.clock.wait_until(moment)
                 if request is not None:
                     outcomes[request_id] = engine.add(request)
                 elif math.isnan(outcomes[request_id].finish_s):  # it may have ended before it was taken back
@@ -126,21 +134,19 @@ class Recipe:
                 engine.step()
         return Rerun(engine, outcomes)
 
-    def _now(self, engine: Engine) -> float:
-        return engine.scheduler.iteration if self.in_iterations else engine.clock.now
-
     def memory_map(self) -> MemoryMap:
         """Who held which block in each iteration. The run is made again, watched.
 
         UserError if it comes out otherwise: a policy of its own then does not decide the same for the same requests."""
         memory, log = MemoryMap(), list[Event]()
+        memory.unit = self.unit
         self.check(self.run(log, (memory,)), log)
         return memory
 
     def check(self, again: Rerun, log: Items[Event]) -> None:
         """UserError if a run that was made again is not the one that was."""
         differs = self.events is not None and decisions(self.events) != decisions(log)
-        if self.outcomes is not None and not self.in_iterations:
+        if self.outcomes is not None:
             differs = differs or list(again.outcomes.values()) != list(self.outcomes)
         if differs:
             raise UserError(
