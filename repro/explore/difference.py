@@ -247,7 +247,7 @@ class Difference:
         lines = [
             f"What if {self.what}? {self.first}",
             f"After that {count(number['after'], 'decision')} are new, {number['before']:,} are no more. "
-            f"Of {whole}, {len(self.requests):,} are decided or end otherwise",
+            f"Of {whole}, {len(self.requests):,} are decided or end otherwise.",
         ]
         for row in self.costs():
             if row["difference"]:

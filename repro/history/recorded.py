@@ -86,8 +86,8 @@ class Recorded:
 
     def recipe(self) -> Recipe:
         """UserError if it comes out otherwise."""
-        turns, executor, _ = self._again()
-        return self._made(turns, Forced(self.ends, executor.by_step, self.timing), self.events)
+        turns, executor = self._again()
+        return self._made(turns, Forced(self.ends, executor.by_step, self.timing))
 
     def memory_map(self) -> MemoryMap:
         """Who held which block in each iteration, at the times at which they were. UserError as above."""
@@ -96,9 +96,9 @@ class Recorded:
         self._again((memory,))
         return memory
 
-    def _made(self, turns: list[Turn], executor: Executor, events: list[Event] | None = None) -> Recipe:
+    def _made(self, turns: list[Turn], executor: Executor) -> Recipe:
         lengths = {number: ends.lengths for number, ends in self.ends.items()}
-        recipe = Recipe(self.setup, turns, executor, events, None, self.timing is None, lengths)
+        recipe = Recipe(self.setup, turns, executor, self.events, None, self.timing is None, lengths)
 
         def remade(chosen: System | str, block_size: int) -> Recipe:
             setup, size = self.setup, self.setup.block_size
@@ -107,15 +107,14 @@ class Recorded:
             chosen = system(chosen) if isinstance(chosen, str) else chosen
             changed = {"system": chosen.for_length(setup.max_model_len), "block_size": block_size}
             if block_size != size:
-                changed |= {
-                    name: getattr(setup, name) * size // block_size for name in ("num_blocks", "num_cpu_blocks")
-                }
+                changed["num_blocks"] = setup.num_blocks * size // block_size
+                changed["num_cpu_blocks"] = setup.num_cpu_blocks * size // block_size
                 changed["hashes"] = self.hashes(block_size)
             return replace(recipe, setup=replace(setup, **changed), events=None)
 
         return replace(recipe, remade=remade)
 
-    def _again(self, observers: Iterable[Observer] = ()) -> tuple[list[Turn], _Noting, list[Event]]:
+    def _again(self, observers: Iterable[Observer] = ()) -> tuple[list[Turn], _Noting]:
         forks = {
             (event.request_id, event.iteration - 1): list(event.detail["parents"])
             for event in self.events
@@ -147,7 +146,7 @@ class Recorded:
                 "the run came out otherwise when it was run again, so it cannot be shown."
                 + (caching if self.setup.system.prefix_caching else "")
             )
-        return turns, executor, log
+        return turns, executor
 
     def _step_to(self, engine: Engine, iteration: float) -> None:
         while engine.scheduler.iteration < iteration and engine.scheduler.has_work:

@@ -9,7 +9,7 @@ from repro.llm.executor import TorchExecutor
 
 @dataclass
 class Recorder(Observer):
-    """Batch, pool usage, beginning and end of every iteration, the prompt tokens computed in all, and the progress bar."""
+    """Batch, pool usage and time of every iteration, the prompt tokens computed in all, and the progress bar."""
 
     executor: TorchExecutor
     progress: bool

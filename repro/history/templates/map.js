@@ -221,6 +221,8 @@ function memoryMap(name, run, view) {
     pen.fillStyle = hue("--ink");
     pen.fillRect(x(view.moment + 0.5) - 0.75, 0, 1.5, area.top + area.height + 4);
     if (view.parting !== null && view.parting >= from && view.parting < to) {
+      pen.fillStyle = hue("--paper");
+      pen.fillRect(x(view.parting) - 1.5, area.top, 3, area.height);
       pen.fillStyle = hue("--bad");
       for (let at = area.top; at < area.top + area.height; at += 8) pen.fillRect(x(view.parting) - 0.75, at, 1.5, 5);
     }
