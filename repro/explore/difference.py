@@ -43,7 +43,7 @@ _COLUMNS = ("before", "after", "difference")
 _MOVES = {"blocks_swapped_out": "preempt", "blocks_swapped_in": "resume", "blocks_copied": "copy"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class History:
     """What was decided; of the requests that came to their end, when that was (by the run's clock), and the receipt.
     `recipe` has when they joined, and how long their outputs are."""

@@ -26,6 +26,8 @@ def memory_map(run: object) -> MemoryMap:
 def recipe_of(run: object) -> Recipe:
     """UserError for what is no run, or comes out otherwise when it is run again."""
     run = _run(run)
+    if isinstance(run, Recipe):
+        return run
     return run.recipe() if isinstance(run, Recorded) else run.recipe
 
 
@@ -33,7 +35,7 @@ def _run(run: object) -> object:
     """UserError for anything else."""
     if isinstance(run, str | os.PathLike):
         return logged(os.fspath(run))
-    if not hasattr(run, "recipe"):
+    if not isinstance(run, Recipe) and not hasattr(run, "recipe"):
         raise UserError(
             f"run = {shown(run)} cannot be used; give what repro.serve(...) or LLM.generate(...) returned, or the file "
             "name of a server's log"

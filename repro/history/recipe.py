@@ -82,9 +82,9 @@ class Recipe:
     another size, where that can be."""
 
     setup: Setup
-    turns: Items[Turn]
+    turns: Items[Turn] = field(repr=False)
     executor: Executor
-    events: Items[Event] | None = None
+    events: Items[Event] | None = field(default=None, repr=False)
     outcomes: Items[Outcome] | None = field(default=None, repr=False)
     in_iterations: bool = False
     lengths: Mapping[int, Items[int]] | None = field(default=None, repr=False)
