@@ -86,14 +86,14 @@ class Recorded:
 
     def recipe(self) -> Recipe:
         """UserError if it comes out otherwise."""
-        turns, executor = self._again()
+        turns, executor = self._again(self.timing)
         return self._made(turns, Forced(self.ends, executor.by_step, self.timing))
 
     def memory_map(self) -> MemoryMap:
         """Who held which block in each iteration, at the times at which they were. UserError as above."""
         memory = MemoryMap()
         memory.unit = "s" if self.times_s or self.timing else "iterations"
-        self._again((memory,))
+        self._again(_Times(self.times_s) if self.times_s else self.timing, (memory,), self.times_s)
         return memory
 
     def _made(self, turns: list[Turn], executor: Executor) -> Recipe:
@@ -114,13 +114,16 @@ class Recorded:
 
         return replace(recipe, remade=remade)
 
-    def _again(self, observers: Iterable[Observer] = ()) -> tuple[list[Turn], _Noting]:
+    def _again(
+        self, timing: Executor | None, observers: Iterable[Observer] = (), times_s: Items[tuple[float, float]] = ()
+    ) -> tuple[list[Turn], _Noting]:
+        """Through the run once; who joined and went, and when by the clock that `timing` moves. With `times_s` an
+        iteration begins no earlier than it did."""
         forks = {
             (event.request_id, event.iteration - 1): list(event.detail["parents"])
             for event in self.events
             if event.kind == "fork"
         }
-        timing = _Times(self.times_s) if self.times_s else self.timing
         executor, log = _Noting(self.ends, forks, timing), list[Event]()
         engine = Engine(self.setup.scheduler(log), executor, observers=observers)
         by_id, turns = {request.request_id: request for request in self.requests}, list[Turn]()
@@ -128,7 +131,7 @@ class Recorded:
             for event in self.events:
                 if event.kind not in ("arrive", "abort"):
                     continue
-                self._step_to(engine, event.iteration)
+                _step_to(engine, event.iteration, times_s)
                 request = by_id[event.request_id] if event.kind == "arrive" else None
                 if request is not None and not engine.scheduler.has_work and self.timing is not None:
                     engine.clock.wait_until(request.arrival_s)
@@ -137,7 +140,7 @@ class Recorded:
                     engine.add(request)
                 else:
                     engine.abort(event.request_id)
-            self._step_to(engine, math.inf)
+            _step_to(engine, math.inf, times_s)
         except (UserError, RuntimeError):  # it has taken another way; the comparison says so
             log.clear()
         if decisions(log) != decisions(self.events):
@@ -148,15 +151,16 @@ class Recorded:
             )
         return turns, executor
 
-    def _step_to(self, engine: Engine, iteration: float) -> None:
-        while engine.scheduler.iteration < iteration and engine.scheduler.has_work:
-            if self.times_s:
-                engine.clock.wait_until(self.times_s[engine.scheduler.iteration][0])
-            engine.step()
+
+def _step_to(engine: Engine, iteration: float, times_s: Items[tuple[float, float]]) -> None:
+    while engine.scheduler.iteration < iteration and engine.scheduler.has_work:
+        if times_s:
+            engine.clock.wait_until(times_s[engine.scheduler.iteration][0])
+        engine.step()
 
 
 class _Times(Executor):
-    """Iterations take as long as they did."""
+    """Iterations begin and end when they did."""
 
     def __init__(self, times_s: Items[tuple[float, float]]) -> None:
         self._times_s = times_s
