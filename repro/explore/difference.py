@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from repro.engine.events import Event
+from repro.errors import UserError
 from repro.explore.decision import told
 from repro.feed.receipt import CAUSES, Receipt
 from repro.hashing import write_atomically
@@ -209,7 +210,10 @@ class Difference:
         return before(), after()
 
     def html(self) -> str:
-        """A page of its own, without a network: both memory maps, one above the other, what parts them, the costs."""
+        """A page of its own, without a network: both memory maps, one above the other, what parts them, the costs.
+        UserError if there was no request."""
+        if not self.before.events:
+            raise UserError("nothing has run, so there is nothing to be seen")
         shown = [[self._named(row), *(f"{row[name]:,.5g}" for name in _COLUMNS)] for row in self.costs()]
         parting = None if self.first is None else self.first.iteration
         return map_page.render_pair(

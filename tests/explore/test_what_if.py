@@ -422,6 +422,10 @@ def test_what_is_no_run_and_what_cannot_be_compared(traces: list[Trace], tmp_pat
     hashed = run("vllm-v1", traces[0], hashes=lambda request: ())
     with pytest.raises(UserError, match="block_size = 8: the run was given hashes of blocks of 16 tokens"):
         repro.what_if(hashed, block_size=8)
+    empty = repro.what_if(replace(run("vllm", traces[0]).recipe, turns=[], events=None, outcomes=None))
+    assert empty.first is None and empty.costs() == [] and empty.to_frame().empty
+    with pytest.raises(UserError, match="nothing has run"):
+        empty.html()
     coin = random.Random(1)
     moody = repro.paged_system("moody", victim=lambda groups: coin.choice(groups))
     with pytest.raises(UserError, match="came out otherwise when it was run again"):
