@@ -5,7 +5,7 @@
     memory  # in a notebook: blocks by iterations, to scrub and play
     memory.save("map.html"); memory.at(120).tables; pandas.DataFrame(memory.rent())
 
-`repro.memory_map(served)` makes the map of a run in virtual time that nobody has watched: it runs it again.
+A run that nobody has watched has its map afterwards (`served.memory_map()`): it is made again.
 
 What is kept are changes, so an iteration in which little happens takes little room. No iterations are advanced together
 while a map watches: it asks to see each (`next_s`). That changes no decision and no time."""
@@ -26,6 +26,8 @@ from repro.engine.loop import Engine
 from repro.engine.scheduler import Scheduler, SchedulerOutput
 from repro.engine.sequence import Request, Sequence, SequenceGroup, Status
 from repro.errors import UserError
+from repro.hashing import write_atomically
+from repro.history import map_page
 from repro.history.happenings import Happenings
 from repro.history.pages import framed
 from repro.history.rent import Rent
@@ -220,8 +222,6 @@ class MemoryMap(OfOneRun):
     def html(self, first: int = 0, last: int | None = None) -> str:
         """A page of its own, without a network, of the iterations from `first` to `last` (default: all, or as many as
         a page takes, which it says). UserError for others."""
-        from repro.history import map_page
-
         self._must_have_seen()
         first = whole("first", first, 0, len(self) - 1)
         last = len(self) - 1 if last is None else whole("last", last, first, len(self) - 1)
@@ -229,8 +229,6 @@ class MemoryMap(OfOneRun):
 
     def save(self, path: str | PathLike[str], first: int = 0, last: int | None = None) -> Path:
         """Write the page into a file."""
-        from repro.hashing import write_atomically
-
         write_atomically(Path(path), self.html(first, last).encode())
         return Path(path)
 
