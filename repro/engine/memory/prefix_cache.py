@@ -132,8 +132,8 @@ class PrefixCachingKVCacheManager(PagedKVCacheManager):
         raise UserError("a prefix cache finds shared prefixes by itself; use the system without it to declare one")
 
     def _contents(self, group: SequenceGroup, num_tokens: int, first: int = 0) -> Items[Hashable]:
-        """What the full blocks of the first `num_tokens` hold, from block `first` on. Several sequences have their prompt
-        in common alone."""
+        """What the full blocks of the first `num_tokens` hold, from block `first` on. Several sequences have their
+        prompt in common alone."""
         known = num_tokens if group.request.sampling.n == 1 else min(num_tokens, group.request.prompt_tokens)
         return self._hashes(group.request)[first : known // self.block_size]
 
