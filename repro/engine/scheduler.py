@@ -203,12 +203,13 @@ class Scheduler:
 
     def _reserve_slots(self, output: SchedulerOutput) -> None:
         """Give running groups the slot of their next token, first come first; drive out the latest if none is left."""
+        running, iteration = self.running, self.iteration
         self._served.clear()
-        for group in self.running.writers(self.iteration, self._fresh):
-            num_tokens = group.num_stored(self.iteration)
-            while group in self.running:
+        for group in running.writers(iteration, self._fresh):
+            num_tokens = group.num_stored(iteration)
+            while group in running:
                 if self.manager.can_append_slots(group, num_tokens):
-                    self._append_slots(group, self.iteration, output)
+                    self._append_slots(group, iteration, output)
                     self._served.add(group)
                     break
                 self.preempt(group, output)
