@@ -121,7 +121,8 @@ class ChunkedPrefillScheduler(Scheduler):
     def admit(self, output: SchedulerOutput) -> None:
         """Give prompts what decodes have left of the budget: first those under way, then waiting ones."""
         budget = self.config.max_num_batched_tokens - self.running.num_seqs
-        self._served = list(self.running)  # they run in this iteration, so none of them can be driven out any more
+        if self.prefilling:  # whose next blocks must not come from those that run in this iteration
+            self._served = set(self.running)
         for group in list(self.prefilling):
             if group in self.prefilling:  # not driven out meanwhile
                 budget -= self._continue(output, group, budget)
@@ -173,7 +174,7 @@ class ChunkedPrefillScheduler(Scheduler):
     def _compute(self, output: SchedulerOutput, group: SequenceGroup, start: int, end: int) -> None:
         """Schedule tokens start .. end - 1 of a prompt; with its last one the group starts to run."""
         output.num_prefill_tokens += end - start
-        self._served.append(group)
+        self._served.add(group)
         if end < group.num_stored(self.iteration):
             self.prefilling[group] = end
             output.chunks.append(Prefill(group, end, start))

@@ -13,7 +13,7 @@ from numbers import Real
 from typing import Any
 
 from repro.checks import ask, lookup, shown, unfit
-from repro.engine.sequence import SequenceGroup
+from repro.engine.sequence import SequenceGroup, by_rank
 from repro.errors import UserError
 
 
@@ -133,9 +133,10 @@ def rank(policy: Order, group: SequenceGroup, iteration: int, oracle: bool) -> t
 
 
 def victim(policy: Victim, groups: list[SequenceGroup], iteration: int, oracle: bool) -> SequenceGroup:
-    """Who is driven out of `groups`, which are in the queue's order. UserError for a policy that names none of them."""
+    """Who is driven out of `groups`. UserError for a policy that names none of them."""
     if policy is last_in_order:
-        return groups[-1]
+        return max(groups, key=by_rank)
+    groups = sorted(groups, key=by_rank)
     seen = [Seen(group, iteration, oracle) for group in groups]
     chosen = ask("victim policy", policy, _VICTIM, list(seen))
     place = next((place for place, one in enumerate(seen) if one is chosen), None)

@@ -74,7 +74,7 @@ class Scheduler:
         self._log = log
         self._fresh: list[SequenceGroup] = []  # their prompt has just run, and several sequences share its last block
         self._pending_ops: list[CacheOp] = []  # copies that belong to the next iteration
-        self._served: list[SequenceGroup] = []  # they have got the slot of this iteration, so they run in it
+        self._served: set[SequenceGroup] = set()  # they have got the slot of this iteration, so they run in it
 
     # Requests
 
@@ -203,13 +203,14 @@ class Scheduler:
 
     def _reserve_slots(self, output: SchedulerOutput) -> None:
         """Give running groups the slot of their next token, first come first; drive out the latest if none is left."""
+        running, iteration = self.running, self.iteration
         self._served.clear()
-        for group in self.running.writers(self.iteration, self._fresh):
-            num_tokens = group.num_stored(self.iteration)
-            while group in self.running:
+        for group in running.writers(iteration, self._fresh):
+            num_tokens = group.num_stored(iteration)
+            while group in running:
                 if self.manager.can_append_slots(group, num_tokens):
-                    self._append_slots(group, self.iteration, output)
-                    self._served.append(group)
+                    self._append_slots(group, iteration, output)
+                    self._served.add(group)
                     break
                 self.preempt(group, output)
 
@@ -224,8 +225,8 @@ class Scheduler:
     def preempt(self, requester: SequenceGroup, output: SchedulerOutput) -> None:
         """Drive out the last in the order of the queue, or whom the policy says, so that `requester` gets a slot (it
         may be that group itself)."""
-        config, served = self.config, set(self._served)
-        holders = sorted((group for group in self.holders() if group not in served), key=by_rank)
+        config = self.config
+        holders = [group for group in self.holders() if group not in self._served]
         victim = policies.victim(config.victim, holders, self.iteration, config.oracle)
         swap = self._swaps(victim)
         num_stored = self.withdraw(victim)

@@ -25,18 +25,26 @@ class SimulatedExecutor(Executor):
     def __init__(self, cost_model: CostModel, beams: ParentChoices | None = None) -> None:
         self.cost_model = cost_model
         self.beams = beams
+        self._foreseen: tuple[SchedulerOutput | None, list[float]] = None, []
 
     def lookahead(self, output: SchedulerOutput, now_s: float, until_s: float) -> int:
         if math.isinf(until_s):
             return sys.maxsize
-        for count, seconds in enumerate(self.cost_model.step_times(output), start=1):
+        durations = []
+        for seconds in self.cost_model.step_times(output):
+            durations.append(seconds)
             now_s += seconds
             if now_s >= until_s:
-                return count
-        raise AssertionError("step_times never ends")
+                break
+        self._foreseen = output, durations
+        return len(durations)
 
     def execute(self, output: SchedulerOutput) -> StepResult:
-        durations = list(islice(self.cost_model.step_times(output), output.num_iterations))
+        foreseen, durations = self._foreseen
+        if foreseen is output:
+            del durations[output.num_iterations :]
+        else:
+            durations = list(islice(self.cost_model.step_times(output), output.num_iterations))
         parents: dict[SequenceGroup, list[int]] = {}
         if self.beams is not None:
             for group in (*output.decodes, *(prefill.group for prefill in output.prefills)):

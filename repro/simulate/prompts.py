@@ -1,18 +1,17 @@
-"""A trace's requests, and what their prompts hold: token ids that nobody needs, but for which of them are alike."""
+"""A trace's requests, and which blocks of them hold the same. Nobody needs the token ids themselves."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 
 from repro.engine.chunked import samples_of
-from repro.engine.memory.prefix_cache import Hashes, block_hashes
+from repro.engine.memory.prefix_cache import Hashes
 from repro.engine.sequence import Request, SamplingParams
 from repro.workloads import Trace
 
 #: name of the prefix that all of a run's prompts begin with
 PREFIX = "shared"
-#: token ids of a prompt's own begin beyond any of the prefix
+#: numbers of a prompt's own blocks begin beyond those of the prefix, of each prompt beyond those of any other
 _OWN = 2**32
 
 
@@ -23,7 +22,7 @@ def requests_of(
     lengths = zip(trace.arrival_s.tolist(), trace.prompt_tokens.tolist(), trace.output_tokens.tolist())
     for index, (arrival, prompt, output) in enumerate(lengths):
         request = Request(index, arrival, prompt, output, sampling, prefix_id)
-        if splits_samples:
+        if splits_samples and sampling.n > 1:
             yield from samples_of(request, index * sampling.n)
         else:
             yield request
@@ -31,14 +30,22 @@ def requests_of(
 
 def hashes_of(prefix_tokens: int, block_size: int, n: int = 1, stamped: bool = False) -> Hashes:
     """What the blocks of `requests_of` hold: all prompts begin with the same `prefix_tokens`, the prompts of the `n`
-    requests of one are alike, and nothing else is. `stamped`: a token of its own stands first in each prompt."""
+    requests of one are alike, and nothing else is. `stamped`: a token of its own stands first in each prompt.
 
-    @functools.cache
-    def hashes(request_id: int, num_prompt: int, num_output: int) -> list[bytes]:
-        own, output = _OWN * (request_id // n + 1), -_OWN * (request_id + 1)
-        first = [own] if stamped else []
-        common = range(len(first), min(prefix_tokens, num_prompt))
-        prompt = [*first, *common, *range(own + 1, own + 1 + num_prompt - prefix_tokens)]
-        return block_hashes([*prompt, *range(output, output + num_output)], block_size)
+    Numbers stand for the hashes: two are equal where the tokens up to the block's end are."""
+    known: dict[Request, list[int]] = {}
 
-    return lambda request: hashes(request.request_id, request.prompt_tokens, request.output_tokens)
+    def numbers(request: Request) -> list[int]:
+        prompt, end = request.prompt_tokens, request.prompt_tokens + request.output_tokens
+        common = 0 if stamped else min(prefix_tokens, prompt)
+        ends = [tokens // block_size for tokens in (common, prompt, end)]
+        own, output = _OWN * (request.request_id // n + 1), -_OWN * (request.request_id + 1)
+        return [*range(ends[0]), *range(own + ends[0], own + ends[1]), *range(output + ends[1], output + ends[2])]
+
+    def hashes(request: Request) -> list[int]:
+        found = known.get(request)
+        if found is None:
+            found = known[request] = numbers(request)
+        return found
+
+    return hashes

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
@@ -20,8 +20,8 @@ from repro.engine.memory.paged import PagedKVCacheManager
 from repro.engine.sequence import Request, SequenceGroup
 from repro.errors import UserError
 
-#: the hashes of a request's full blocks, in order
-Hashes = Callable[[Request], Items[bytes]]
+#: the hashes of a request's full blocks, in order (a simulation has numbers for them)
+Hashes = Callable[[Request], Items[Hashable]]
 
 
 def block_hashes(token_ids: Items[int], block_size: int, salt: bytes = b"", before: bytes | None = None) -> list[bytes]:
@@ -50,14 +50,16 @@ class CachingBlockAllocator(BlockAllocator):
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
-        self._free: dict[int, None] = dict.fromkeys(range(num_blocks))  # in the order of use
-        self.found: dict[bytes, int] = {}
+        # Both in the order of use. They lose their first entries all the time, which a plain dict is slow at: it goes
+        # past the places of all that were removed before.
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self.evicted: OrderedDict[Hashable, int | None] = OrderedDict()
+        self.found: dict[Hashable, int] = {}
         self.num_changes = 0  # of what is found
-        self._holds: dict[int, bytes] = {}
+        self._holds: dict[int, Hashable] = {}
         self.taker: int | None = None
-        self.evicted: dict[bytes, int | None] = {}
 
-    def keep(self, block: int, content: bytes) -> None:
+    def keep(self, block: int, content: Hashable) -> None:
         """`block` holds this from now on, and is found by it unless another block is."""
         if self.found.setdefault(content, block) == block:
             self._holds[block] = content
@@ -65,16 +67,15 @@ class CachingBlockAllocator(BlockAllocator):
             self.num_changes += 1
 
     def allocate(self) -> int:
-        block = next(iter(self._free), None)
-        if block is None:
+        if not self._free:
             raise IndexError("a block asked for, none free")
-        del self._free[block]
+        block, _ = self._free.popitem(last=False)
         if (content := self._holds.pop(block, None)) is not None:
             del self.found[content]
             self.num_changes += 1
             self.evicted[content] = self.taker
             if len(self.evicted) > self.num_blocks:
-                del self.evicted[next(iter(self.evicted))]
+                self.evicted.popitem(last=False)
         self.ref_counts[block] = 1
         return block
 
@@ -125,15 +126,16 @@ class PrefixCachingKVCacheManager(PagedKVCacheManager):
 
     def begin_run(self) -> None:
         """Requests are numbered anew from now on."""
-        self.starts, self.gpu.evicted = {}, dict.fromkeys(self.gpu.evicted)
+        self.starts, self.gpu.evicted = {}, OrderedDict.fromkeys(self.gpu.evicted)
 
     def store_prefix(self, prefix_id: str, num_tokens: int) -> int:
         raise UserError("a prefix cache finds shared prefixes by itself; use the system without it to declare one")
 
-    def contents(self, group: SequenceGroup, num_tokens: int) -> Items[bytes]:
-        """What the full blocks of the first `num_tokens` hold. Several sequences have their prompt in common alone."""
+    def contents(self, group: SequenceGroup, num_tokens: int, first: int = 0) -> Items[Hashable]:
+        """What the full blocks of the first `num_tokens` hold, from block `first` on. Several sequences have their
+        prompt in common alone."""
         known = num_tokens if group.request.sampling.n == 1 else min(num_tokens, group.request.prompt_tokens)
-        return self.hashes(group.request)[: known // self.block_size]
+        return self.hashes(group.request)[first : known // self.block_size]
 
     def match(self, group: SequenceGroup) -> list[int]:
         """The blocks that hold the beginning of the tokens of a group that waits, but for the last one."""
@@ -169,7 +171,7 @@ class PrefixCachingKVCacheManager(PagedKVCacheManager):
         self._hits[group] = len(common)
         self.num_asked += group.num_stored(0)
         self.num_hit += len(common) * self.block_size
-        missed = self.contents(group, group.num_stored(0))[len(common) :]
+        missed = self.contents(group, group.num_stored(0), len(common))
         evicted = tuple(self.gpu.evicted[content] for content in missed if content in self.gpu.evicted)
         self.starts[group.request.request_id] = Start(len(common) * self.block_size, evicted)
         self.gpu.taker = group.request.request_id
@@ -191,8 +193,8 @@ class PrefixCachingKVCacheManager(PagedKVCacheManager):
         """From block `first` on, full blocks of the first `num_tokens` are found from now on: what is computed in an
         iteration is written before anything in it is read."""
         table = self._tables[group.seqs[0]]
-        for block, content in zip(table[first:], self.contents(group, num_tokens)[first:]):
-            self.gpu.keep(block, content)
+        for place, content in enumerate(self.contents(group, num_tokens, first), start=first):
+            self.gpu.keep(table[place], content)
 
     def free(self, group: SequenceGroup) -> None:
         super().free(group)
