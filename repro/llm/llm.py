@@ -31,11 +31,12 @@ from repro.engine.memory import KVCacheManager
 from repro.engine.memory.prefix_cache import PrefixCachingKVCacheManager
 from repro.engine.sequence import Request
 from repro.errors import UserError
-from repro.llm import models, parallel
+from repro.llm import models, workers
 from repro.llm.executor import TorchExecutor
 from repro.llm.missed import why_missed
 from repro.llm.pace import settle
 from repro.llm.parallel import store_for
+from repro.llm.parts import source_of
 from repro.llm.pool import MOST_GIB, PoolSize, boot_line
 from repro.llm.recorder import Recorder
 from repro.llm.requests import Asked, Encoder, asked_of, conversations_of
@@ -65,6 +66,9 @@ class LLM:
 
     It may be used from several threads, and one LoadedModel by several LLMs: a call waits until no other runs on the
     model. On a CPU the constructor times an iteration, and leaves torch with one thread where more are slower.
+
+    `num_gpus` splits a model over the first GPUs of this machine (`repro.llm.parallel`), or over so many processes of
+    a CPU; the pool's sizes are then those of all together. `close` ends the processes, as giving the LLM up does.
 
     `model`, `device` (default "cpu"), `dtype`, `hub` as in `repro.llm.models.load`; `system` a name of
     repro.engine.systems; `pool` at most one of PoolSize's ways to size it; `swap_gib` of CPU memory take swapped groups
@@ -117,9 +121,9 @@ class LLM:
         self.num_cpu_blocks = int(swap_gib / gib_per_block)
         self._cache: KVCacheManager | None = None  # the memory manager, where it knows blocks of earlier calls
         self._prompts: deque[np.ndarray] = deque(maxlen=self.num_blocks)  # of earlier calls, which it may know
-        store = store_for(loaded, self.num_blocks, block_size, self.num_cpu_blocks)
         pace = None
         with loaded.turns.take():
+            store = store_for(loaded, self.num_blocks, block_size, self.num_cpu_blocks)
             self.executor = TorchExecutor(loaded, self._manager(), store, max_num_seqs=most_rows, graphs=graphs)
             if loaded.device.type == "cpu":
                 pace = loaded.turns.pace = settle(self.executor.runner.idle, loaded.turns.pace)
@@ -336,9 +340,12 @@ def _loaded(
     if dtype is not None:
         lookup("dtype", models.DTYPES, dtype)
     if not isinstance(model, models.LoadedModel):
-        if num_gpus is None or whole("num_gpus", num_gpus, 1, parallel.MOST_GPUS) == 1:
-            return models.load(os.fspath(model), device or "cpu", dtype, hub=hub)
-        return parallel.load(os.fspath(model), num_gpus, device or "cpu", dtype, hub=hub)
+        name, device = os.fspath(model), device or "cpu"
+        if num_gpus is None or whole("num_gpus", num_gpus, 1, workers.MOST_GPUS) == 1:
+            return models.load(name, device, dtype, hub=hub)
+        if hub:
+            raise UserError(f"num_gpus = {num_gpus} reads files on this machine; fetch the model with num_gpus=1 first")
+        return workers.load(source_of(name, device, dtype, num_gpus=num_gpus), num_gpus, device)
     if device is not None:
         device = device.split(":")[0]
     has = {"device": model.device.type, "dtype": str(model.dtype)[6:], "num_gpus": model.num_gpus}

@@ -11,13 +11,17 @@ the same matrix, cut in other places, for any number of GPUs."""
 
 import datetime
 import hashlib
+import itertools
 import os
 import re
+import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
@@ -55,7 +59,8 @@ class Ranks:
     another one has ended, or does not come for TIMEOUT."""
 
     def __init__(self, part: Part, device: torch.device, store: torch.distributed.Store) -> None:
-        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # multicast: not to be had on every host, and hangs some
+        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # NVLink multicast: not to be had on every host
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")  # give up, and leave the process alone
         self.part = part
         if device.type == "cuda":
             options = torch.distributed.ProcessGroupNCCL.Options()
@@ -66,8 +71,8 @@ class Ranks:
         self._sum, self._first = torch.distributed.AllreduceOptions(), torch.distributed.BroadcastOptions()
         self._sum.asyncOp = self._first.asyncOp = False  # on the current stream, also while a graph is captured
         self._first.rootRank = 0
-        self.number = len(_RANKS)
-        _RANKS.append(self)
+        self.number = next(_NUMBERS)
+        _RANKS[self.number] = self
         self.share(torch.zeros(1, dtype=torch.int64, device=device))  # all are there
 
     def add_up(self, x: Tensor) -> None:
@@ -79,7 +84,10 @@ class Ranks:
         self.group.broadcast([x], self._first).wait()
 
 
-_RANKS: list[Ranks] = []  # by number, for the operator, which takes no objects
+_NUMBERS = itertools.count()
+_RANKS: "weakref.WeakValueDictionary[int, Ranks]" = (
+    weakref.WeakValueDictionary()
+)  # for the operator: it takes no objects
 # An operator, so that torch.compile sees one opaque call; see `attention`.
 _LIBRARY = torch.library.Library("repro", "FRAGMENT")
 _LIBRARY.define("add_up(Tensor(a!) x, int ranks) -> ()")
@@ -156,8 +164,9 @@ def fill(
         own = {name: one for name, one in module.named_parameters(recurse=False) if id(one) not in made}
         if module._buffers:  # tables of angles and the like, which no file has
             for name, one in module._buffers.items():
-                module._buffers[name] = None if one is None else torch.empty_like(one, device=device)
+                module._buffers[name] = None if one is None else _unset(one, device)
             model._init_weights(module)
+            _check_set(path, module._buffers)
         found = weights(path, module) if own else {}
         for name, empty in own.items():
             cut = _cut(plan.get(path), name, part, empty.shape)
@@ -171,6 +180,16 @@ def fill(
             for name in _HEADS:
                 if hasattr(module, name):
                     setattr(module, name, getattr(module, name) // part.size)
+
+
+def _unset(like: Tensor, device: torch.device) -> Tensor:
+    return torch.full_like(like, torch.nan if like.is_floating_point() else 0, device=device)
+
+
+def _check_set(path: str, values: dict[str, Tensor | None]) -> None:
+    for name, one in values.items():
+        if one is not None and one.isnan().any():
+            raise ValueError(f"transformers does not say how {path}.{name} begins")
 
 
 def _cut(style: str | None, name: str, part: Part, shape: torch.Size) -> tuple[slice, ...]:
@@ -191,17 +210,39 @@ def drawn(model: PreTrainedModel, name: str, seed: int, device: torch.device) ->
     def weights(path: str, module: nn.Module) -> dict[str, Tensor]:
         empty = {key: one for key, one in module._parameters.items() if one is not None}
         for key, one in empty.items():
-            setattr(module, key, nn.Parameter(torch.full_like(one, torch.nan, device=device), requires_grad=False))
+            setattr(module, key, nn.Parameter(_unset(one, device), requires_grad=False))
         with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
             torch.manual_seed(int.from_bytes(hashlib.sha256(f"{seed} {name} {path}".encode()).digest()[:8], "little"))
             model._init_weights(module)
         whole = {key: module._parameters[key] for key in empty}
-        if any(one.isnan().any() for one in whole.values()):
-            raise ValueError(f"transformers begins {path} with no weights")
+        _check_set(path, whole)
         module._parameters.update(empty)
         return whole
 
     return weights
+
+
+def read(files: list[Path], prefix: str) -> Callable[[str, nn.Module], dict[str, Any]]:
+    """Weights of a checkpoint's safetensors files: of each only what is cut from it is read.
+
+    Names are those of the model, or those of its base model (without `prefix`)."""
+    place = {name: file for file in map(_opened, files) for name in file.keys()}  # noqa: SIM118 - no mapping
+
+    def weights(path: str, module: nn.Module) -> dict[str, Any]:
+        found = {}
+        for key, _ in module.named_parameters(recurse=False):
+            names = [f"{path}.{key}", f"{path}.{key}".removeprefix(f"{prefix}.")]
+            name = next((one for one in names if one in place), None)
+            if name is None:
+                raise ValueError(f"its safetensors files have no {names[0]}")
+            found[key] = place[name].get_slice(name)
+        return found
+
+    return weights
+
+
+def _opened(file: Path) -> Any:
+    return safe_open(file, framework="pt")
 
 
 def join(model: PreTrainedModel, plan: dict[str, str], ranks: Ranks) -> None:

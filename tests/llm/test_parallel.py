@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,9 +14,18 @@ transformers = pytest.importorskip("transformers")
 
 from tiny import llm
 
-from repro.engine.scheduler import PreemptionMode
-from repro.llm import models, parallel
+from repro.engine.clock import VirtualClock
+from repro.engine.executor import Executor
+from repro.engine.loop import Engine
+from repro.engine.scheduler import PreemptionMode, Scheduler, SchedulerConfig
+from repro.engine.sequence import Request
+from repro.errors import UserError
+from repro.llm import LLM, models, workers
+from repro.llm.batch import Batch
+from repro.llm.parallel import Tables
+from repro.llm.parts import Source
 from repro.llm.pool import PoolSize
+from repro.llm.sequences import beam_search
 from repro.sampling_params import SamplingParams
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.heavy(40)]
@@ -44,13 +55,25 @@ ALL_KINDS = [
 ]
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
-def both(request):
-    """The same random model in one process and in two."""
-    source = models.Source(request.param, CONFIGS[request.param], "float32")
-    two = parallel.on_gpus(source, 2)
-    yield models.from_config(source.config, source.name, by_name=True), two
-    two.workers.close()
+@pytest.fixture(scope="module")
+def pairs():
+    """The same random models in one process and in two, which are kept over all cases."""
+    sources = [Source(name, config, "float32") for name, config in CONFIGS.items()]
+    with ThreadPoolExecutor() as pool:
+        split = list(pool.map(lambda source: workers.load(source, 2), sources))
+    found = {
+        source.name: (models.from_config(source.config, source.name, by_name=True), two)
+        for source, two in zip(sources, split)
+    }
+    yield found
+    for two in split:
+        two.workers.close()
+    assert [process.poll() for two in split for process in two.workers.processes] == [0, 0]
+
+
+@pytest.fixture(params=CONFIGS)
+def both(request, pairs):
+    return pairs[request.param]
 
 
 SETTINGS = {
@@ -79,3 +102,96 @@ def test_two_gpus_decide_and_write_what_one_does(both, setting):
         assert statistics[1].num_preemptions > 0
     assert statistics[1].blocks_swapped_in == statistics[0].blocks_swapped_in
     assert ("swap" in setting) == (statistics[1].blocks_swapped_in > 0)
+
+
+@pytest.mark.parametrize("setting", ["vllm", "vllm-v1"])
+def test_a_shared_prefix_and_a_cache_that_outlives_a_call(both, setting):
+    found = []
+    for loaded in both:
+        engine = llm(loaded, **SETTINGS[setting])
+        for _ in range(2):
+            made = engine.generate(PROMPTS[:4], GREEDY, prefix=list(range(40, 51)), progress=False)
+            found.append((made.events, [one.token_ids for one in made], made.statistics.prompt_tokens_found))
+    assert found[:2] == found[2:]
+    assert (found[3][2] > 0) == (setting == "vllm-v1")
+
+
+def test_decoding_of_ones_own(both):
+    found = []
+    for loaded in both:
+        with llm(loaded).decoding() as decoding:
+            found.append(beam_search(decoding, PROMPTS[0], 3, 8))
+    assert [one for one, _ in found[0]] == [one for one, _ in found[1]]
+    assert [one for _, one in found[0]] == pytest.approx([one for _, one in found[1]], abs=1e-5)
+
+
+class Ahead(Executor):
+    """Four iterations at a time."""
+
+    def __init__(self, real):
+        self.execute = real.execute
+
+    def execute(self, output):
+        raise NotImplementedError
+
+    def lookahead(self, output, now_s, until_s):
+        return 4
+
+
+def test_iterations_that_are_run_together_are_one_message_each(both):
+    """A load, and several passes after it: each finds the lengths that the one before it left."""
+    found = []
+    for loaded in both:
+        executor = llm(loaded).executor
+        manager = executor.manager
+        executor.reset(manager)
+        scheduler = Scheduler(manager, SchedulerConfig())
+        requests = [Request(index, 0.0, len(PROMPTS[index]), 20, GREEDY) for index in range(3)]
+        for request in requests:
+            executor.submit(request, PROMPTS[request.request_id])
+        Engine(scheduler, Ahead(executor), VirtualClock()).run(requests)
+        executor.flush()
+        found.append([executor.finished[index].sequences[0].tokens for index in range(3)])
+    assert found[0] == found[1] and all(len(tokens) == 20 for tokens in found[0])
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"num_gpus": 0}, "num_gpus = 0 must be a whole number from 1 to 64"),
+        (
+            {"num_gpus": 5},
+            "num_gpus = 5: the 12 K/V heads of opt-125m cannot be split evenly.*one of 1, 2, 3, 4, 6, 12",
+        ),
+        ({"num_gpus": 2, "hub": True}, "num_gpus = 2 reads files on this machine; fetch the model"),
+        ({"num_gpus": 2, "device": "cuda"}, "torch finds no CUDA GPU here|torch finds . here"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_any_process_starts(options, message, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(UserError, match=message):
+        LLM("opt-125m", quiet=True, **options)
+
+
+def test_a_loaded_model_keeps_its_number_of_gpus(both):
+    with pytest.raises(UserError, match="num_gpus = 3, but .* is loaded in 2; load it anew"):
+        LLM(both[1], num_gpus=3)
+
+
+def test_a_pool_that_does_not_fit_leaves_the_workers_as_they_are(both):
+    with pytest.raises(UserError, match="does not fit into memory"):
+        llm(both[1], pool=PoolSize(num_blocks=1 << 45))
+    assert len(llm(both[1]).generate(PROMPTS[:1], GREEDY, progress=False)) == 1
+
+
+def test_tables_are_followed_by_what_changes():
+    random = np.random.default_rng(0)
+    told, followed = Tables(9, 5), Tables(9, 5)
+    for step in range(200):
+        count, width = int(random.integers(1, 10)), int(random.integers(1, 6))
+        source = random.integers(-1, 9, count).astype(np.int32) if random.random() < 0.5 else None
+        tables = random.integers(0, 3 + step % 2, (count, width)).astype(np.int32)
+        batch = Batch([], range(count), [], count, source, tables[:, 0], tables[:, 0], tables, tables, None, 1)
+        changes = told.changes(batch)
+        assert np.array_equal(followed.follow(batch, changes)[:, :width], tables)
+        assert told.changes(dataclasses.replace(batch, source=None)).shape == (2, 0)
