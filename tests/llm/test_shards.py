@@ -1,4 +1,4 @@
-"""Which part of a model each of two ranks holds: together they compute what the whole does (two threads of a process)."""
+"""Which part of a model each of two ranks holds: together they compute what it does (two threads of a process)."""
 
 from __future__ import annotations
 
