@@ -36,7 +36,6 @@ from repro.llm.executor import TorchExecutor
 from repro.llm.missed import why_missed
 from repro.llm.pace import settle
 from repro.llm.parallel import store_for
-from repro.llm.parts import source_of
 from repro.llm.pool import MOST_GIB, PoolSize, boot_line
 from repro.llm.recorder import Recorder
 from repro.llm.requests import Asked, Encoder, asked_of, conversations_of
@@ -340,12 +339,9 @@ def _loaded(
     if dtype is not None:
         lookup("dtype", models.DTYPES, dtype)
     if not isinstance(model, models.LoadedModel):
-        name, device = os.fspath(model), device or "cpu"
-        if num_gpus is None or whole("num_gpus", num_gpus, 1, workers.MOST_GPUS) == 1:
-            return models.load(name, device, dtype, hub=hub)
-        if hub:
-            raise UserError(f"num_gpus = {num_gpus} reads files on this machine; fetch the model with num_gpus=1 first")
-        return workers.load(source_of(name, device, dtype, num_gpus=num_gpus), num_gpus, device)
+        return workers.load(
+            os.fspath(model), device or "cpu", dtype, num_gpus=1 if num_gpus is None else num_gpus, hub=hub
+        )
     if device is not None:
         device = device.split(":")[0]
     has = {"device": model.device.type, "dtype": str(model.dtype)[6:], "num_gpus": model.num_gpus}

@@ -17,15 +17,16 @@ import weakref
 from collections.abc import Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 import torch.distributed
 
 from repro.checks import whole
 from repro.errors import UserError
-from repro.llm import shards
+from repro.llm import models, shards
 from repro.llm.models import LoadedModel
-from repro.llm.parts import Source
+from repro.llm.parts import Source, source_of
 
 MOST_GPUS = 64
 #: a worker whose pipe or collective failed is given so long to end
@@ -199,8 +200,19 @@ def _ctrl_c_afterwards() -> Iterator[None]:
             handler(*came[0])
 
 
-def load(source: Source, num_gpus: int, device: str = "cpu") -> LoadedModel:
-    """A model on so many GPUs of this machine, or with "cpu" in so many processes.
+def load(
+    name: str | Path, device: str = "cpu", dtype: str | None = None, *, num_gpus: int = 1, hub: bool = False
+) -> LoadedModel:
+    """A model as `models.load` has it, on so many GPUs. UserError if it cannot be."""
+    if whole("num_gpus", num_gpus, 1, MOST_GPUS) == 1:
+        return models.load(name, device, dtype, hub=hub)
+    if hub:
+        raise UserError(f"num_gpus = {num_gpus} reads files on this machine; fetch the model with num_gpus=1 first")
+    return split(source_of(name, device, dtype, num_gpus=num_gpus), num_gpus, device)
+
+
+def split(source: Source, num_gpus: int, device: str = "cpu") -> LoadedModel:
+    """A model on so many GPUs of this machine, the first ones, or with "cpu" in so many processes.
 
     UserError, before any process is started, if the model cannot be split so, or if there are not as many GPUs."""
     whole("num_gpus", num_gpus, 2, MOST_GPUS)

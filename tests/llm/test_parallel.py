@@ -14,11 +14,14 @@ transformers = pytest.importorskip("transformers")
 
 from tiny import llm
 
+from repro.bench import end_to_end
+from repro.bench.serving.warm_engine import Durations, WarmEngine
 from repro.engine.clock import VirtualClock
 from repro.engine.executor import Executor
 from repro.engine.loop import Engine
 from repro.engine.scheduler import PreemptionMode, Scheduler, SchedulerConfig
 from repro.engine.sequence import Request
+from repro.engine.systems import system
 from repro.errors import UserError
 from repro.llm import LLM, models, workers
 from repro.llm.batch import Batch
@@ -27,6 +30,7 @@ from repro.llm.parts import Source
 from repro.llm.pool import PoolSize
 from repro.llm.sequences import beam_search
 from repro.sampling_params import SamplingParams
+from repro.simulate.load import BLOCK_SIZE
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.heavy(40)]
 
@@ -60,7 +64,7 @@ def pairs():
     """The same random models in one process and in two, which are kept over all cases."""
     sources = [Source(name, config, "float32") for name, config in CONFIGS.items()]
     with ThreadPoolExecutor() as pool:
-        split = list(pool.map(lambda source: workers.load(source, 2), sources))
+        split = list(pool.map(lambda source: workers.split(source, 2), sources))
     found = {
         source.name: (models.from_config(source.config, source.name, by_name=True), two)
         for source, two in zip(sources, split)
@@ -195,3 +199,17 @@ def test_tables_are_followed_by_what_changes():
         changes = told.changes(batch)
         assert np.array_equal(followed.follow(batch, changes)[:, :width], tables)
         assert told.changes(dataclasses.replace(batch, source=None)).shape == (2, 0)
+
+
+def test_a_measured_load_is_decided_alike(both):
+    """What `bench end_to_end --num-gpus` runs, in a pool that is too small for all at once."""
+    found = []
+    for loaded in both:
+        slots = 6 * BLOCK_SIZE
+        warm = WarmEngine(loaded, slots, max_model_len=64)
+        requests = [Request(index, 0.0, 4 + index, 40, GREEDY) for index in range(6)]
+        durations = Durations()
+        _, scheduler = end_to_end.run(warm, system("vllm"), requests, durations)
+        found.append((durations.outputs, scheduler.num_preemptions))
+        warm.give_back()
+    assert found[0] == found[1] and found[0][1] > 0

@@ -32,7 +32,7 @@ from repro.llm.pool import PoolSize
 from repro.sampling_params import SamplingParams
 from test_workers import SOURCE
 
-loaded = workers.load(SOURCE, 2)
+loaded = workers.split(SOURCE, 2)
 llm = LLM(loaded, block_size=4, pool=PoolSize(num_blocks=50), quiet=True)
 print(loaded.workers.processes[0].pid, flush=True)
 while True:
@@ -72,7 +72,7 @@ def is_gone(pid, within_s=20.0):
 
 def test_a_run_that_ends_badly_leaves_workers_that_go_on_and_a_dead_worker_is_named():
     expected = tokens(llm(models.from_config(TINY, "tiny", by_name=True)), PROMPTS, GREEDY)
-    engine = llm(workers.load(SOURCE, 2))
+    engine = llm(workers.split(SOURCE, 2))
     (process,) = engine.loaded.workers.processes
 
     def is_whole():
