@@ -31,7 +31,7 @@ from repro.engine.sequence import Request
 from repro.engine.systems import System, of_today, system
 from repro.errors import UserError
 from repro.hashing import canonical_json, sha256_file, sha256_text
-from repro.llm.workers import load
+from repro.llm import workers
 from repro.simulate.load import GREEDY
 from repro.workloads import make_trace
 
@@ -157,7 +157,8 @@ class EndToEnd(Benchmark):
         self._pools: dict[float, WarmEngine] = {}  # one at a time
 
     def start(self, recording: Recording) -> dict[str, Any]:
-        self.loaded = load(self.setting["model"], "cuda", self.setting["dtype"], num_gpus=self.options.num_gpus)
+        model, dtype = self.setting["model"], self.setting["dtype"]
+        self.loaded = workers.load(model, "cuda", dtype, num_gpus=self.options.num_gpus)
         return {"cuda": torch.version.cuda}
 
     def steps(self, recording: Recording) -> Iterator[Step]:
