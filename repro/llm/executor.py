@@ -264,9 +264,10 @@ class TorchExecutor(Executor):
 
     def _wait_for(self, queued: torch.cuda.Event | torch.cuda.Stream) -> None:
         start = time.perf_counter()
-        queued.synchronize()
-        if self.loaded.workers is not None:  # what the device has computed without one of them is nothing
-            self.loaded.workers.check()
+        if self.loaded.workers is None:
+            queued.synchronize()
+        else:
+            self.loaded.workers.wait_for(queued)
         self.waited_s += time.perf_counter() - start
 
     def _settle(self, step: _Step, result: StepResult) -> None:

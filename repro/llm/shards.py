@@ -85,10 +85,8 @@ class Ranks:
 
 
 _NUMBERS = itertools.count()
-_RANKS: "weakref.WeakValueDictionary[int, Ranks]" = (
-    weakref.WeakValueDictionary()
-)  # for the operator: it takes no objects
-# An operator, so that torch.compile sees one opaque call; see `attention`.
+# An operator, so that torch.compile sees one opaque call (see `attention`). It takes no objects, so ranks have numbers.
+_RANKS: "weakref.WeakValueDictionary[int, Ranks]" = weakref.WeakValueDictionary()
 _LIBRARY = torch.library.Library("repro", "FRAGMENT")
 _LIBRARY.define("add_up(Tensor(a!) x, int ranks) -> ()")
 _LIBRARY.impl("add_up", lambda x, ranks: _RANKS[ranks].add_up(x), "CompositeExplicitAutograd")
@@ -101,11 +99,12 @@ class RowParallel(nn.Module):
 
     def __init__(self, part: nn.Linear, ranks: Ranks) -> None:
         super().__init__()
-        self.weight, self.bias, self._ranks = part.weight, part.bias, ranks.number
+        self.weight, self.bias = part.weight, part.bias
+        self._ranks, self._number = ranks, ranks.number
 
     def forward(self, x: Tensor) -> Tensor:
         out = nn.functional.linear(x, self.weight)
-        torch.ops.repro.add_up(out, self._ranks)
+        torch.ops.repro.add_up(out, self._number)
         return out if self.bias is None else out + self.bias
 
 
@@ -123,7 +122,7 @@ def plan_of(model: PreTrainedModel, name: str, num_gpus: int) -> dict[str, str]:
     styles = {pattern: style for pattern, style in given.items() if style != _WHOLE}
     prefix = re.escape(f"{model.base_model_prefix}.")
     patterns = {re.compile(prefix + re.escape(one).replace(r"\*", r"\d+")): style for one, style in styles.items()}
-    plan, remedy = {}, "use num_gpus=1"
+    plan = {}
     for path, module in model.named_modules():
         for pattern, style in patterns.items():
             if pattern.fullmatch(path) and isinstance(module, nn.Linear):
@@ -133,7 +132,7 @@ def plan_of(model: PreTrainedModel, name: str, num_gpus: int) -> dict[str, str]:
     if not plan or kinds != planned or not set(styles.values()) <= {"colwise", "rowwise"}:
         raise UserError(
             f"model {name!r} ({config.model_type}) cannot be split over GPUs: its layers are not all plain projections "
-            f"split by columns or rows; {remedy}, or a model such as OPT, LLaMA or Qwen"
+            "split by columns or rows; use num_gpus=1, or a model such as OPT, LLaMA or Qwen"
         )
     heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", config.num_attention_heads)
     counts = {f"{kv_heads} K/V heads": kv_heads, f"{heads} heads": heads}

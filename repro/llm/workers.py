@@ -115,6 +115,12 @@ class Workers:
                     raise UserError(f"{why}; {REMEDY}") from None
                 raise
 
+    def wait_for(self, queued: torch.cuda.Event | torch.cuda.Stream) -> None:
+        """UserError if a worker has ended meanwhile: what the device has then computed is nothing."""
+        with self.together():
+            queued.synchronize()
+        self.check()
+
     def close(self) -> None:
         """End the workers."""
         self.why_ended = self.why_ended or "the GPUs' processes have been ended (close)"

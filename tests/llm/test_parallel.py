@@ -168,7 +168,7 @@ def test_iterations_that_are_run_together_are_one_message_each(both):
             "num_gpus = 5: the 12 K/V heads of opt-125m cannot be split evenly.*one of 1, 2, 3, 4, 6, 12",
         ),
         ({"num_gpus": 2, "hub": True}, "num_gpus = 2 reads files on this machine; fetch the model"),
-        ({"num_gpus": 2, "device": "cuda"}, "torch finds no CUDA GPU here|torch finds . here"),
+        ({"num_gpus": 64, "device": "cuda"}, "torch finds no CUDA GPU here|torch finds . here; use num_gpus of 1 to"),
     ],
 )
 def test_what_cannot_be_is_refused_before_any_process_starts(options, message, monkeypatch):

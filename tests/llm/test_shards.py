@@ -70,6 +70,16 @@ def test_the_parts_compute_what_the_whole_does(model_type):
     assert sum(one.numel() for one in model.parameters()) == part.num_parameters()
 
 
+def test_a_sum_is_one_opaque_call_to_a_compiler():
+    ranks = Ranks(Part(0, 1), CPU, torch.distributed.HashStore())
+    row = shards.RowParallel(torch.nn.Linear(8, 4), ranks)
+    compiled = torch.compile(lambda x: torch.relu(row(x)) * 2, backend="aot_eager", fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for count in (3, 5):
+            x = torch.randn(count, 8)
+            assert torch.equal(compiled(x), torch.relu(row(x)) * 2)
+
+
 @pytest.mark.parametrize("model_type", ["gpt2", "phi3", "mixtral", "olmo2", "gpt_neox", "glm"])
 def test_an_architecture_without_such_a_plan_is_refused(model_type):
     with pytest.raises(UserError, match="cannot be split over GPUs: .*; use num_gpus=1, or a model such as OPT"):
