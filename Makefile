@@ -52,8 +52,9 @@ reproduce: setup ## compute every experiment, draw every figure, judge every cla
 test: setup ## the whole test suite, the smoke-scale reproduction included
 	@"$(PY)" -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TESTS)
 
-fuzz: setup ## random runs of the whole engine, each checked at every step (RUNS=20000, SEED=0)
+fuzz: setup ## random runs of the whole engine, each checked at every step, and 20 in four processes (RUNS=20000, SEED=0)
 	@"$(PY)" tests/fuzz.py --runs "$(or $(RUNS),20000)" --seed "$(or $(SEED),0)"
+	@"$(PY)" tests/fuzz_parallel.py --seed "$(or $(SEED),0)"
 
 oracle: setup ## memory and schedulers beside published vLLM, which is fetched by name (RUNS=1000, SEED=0)
 	@"$(PY)" tests/oracle.py --runs "$(or $(RUNS),1000)" --seed "$(or $(SEED),0)"

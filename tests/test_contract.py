@@ -34,7 +34,7 @@ LEAVES = {"errors", "words", "checks", "hashing", "paths", "sampling_params"}
 STANDARD_LIBRARY_ONLY = {"engine", "history", "feed", "course", "setup", *LEAVES}
 #: what runs on a GPU machine needs no more than such a machine has
 ON_A_GPU_MACHINE = {*LEAVES, "engine", "history", "feed", "llm", "kernels", "bench", "simulate", "workloads"}
-ITS_LIBRARIES = {"torch", "triton", "transformers", "numpy", "pandas", "joblib", "tqdm"}
+ITS_LIBRARIES = {"torch", "triton", "transformers", "safetensors", "numpy", "pandas", "joblib", "tqdm"}
 ALSO = {("repro.workloads.hub", "datasets")}  # for the data sets themselves, on request
 MAY_IMPORT_TORCH = {"llm", "kernels", "bench"}
 MAX_LINES = 400

@@ -83,6 +83,7 @@ _DESCRIPTIONS = (
         (
             _option("--model", "a name or a folder (default: llama-13b; opt-13b for a workload)"),
             _option("--dtype", "of weights and K/V (default: bfloat16; float16 for a workload)"),
+            _option("--num-gpus", "split the model over so many (default: %(default)s)", type=int, default=1),
             _option("--runs", "pool and system, such as 12:vllm-v1; 0: all memory that is free", **_RUNS),
             _option("--passes", "timed runs per pool of vllm and vllm-v1", type=int, default=2),
             _option("--requests", "only the first so many", type=int),

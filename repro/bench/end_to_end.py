@@ -31,7 +31,7 @@ from repro.engine.sequence import Request
 from repro.engine.systems import System, of_today, system
 from repro.errors import UserError
 from repro.hashing import canonical_json, sha256_file, sha256_text
-from repro.llm import models
+from repro.llm import workers
 from repro.simulate.load import GREEDY
 from repro.workloads import make_trace
 
@@ -44,6 +44,8 @@ REPEATED = ("vllm", "vllm-v1")
 PROFILED = (150, 210)  # iterations, well after the prompts
 KINDS = {
     "attention": ("_decode", "_prefill", "_write_kernel"),
+    "sums over GPUs": ("AllReduce",),
+    "broadcasts": ("Broadcast",),
     "matrix products": ("gemm", "nvjet", "cutlass", "splitk", "cublas"),
 }
 
@@ -150,10 +152,13 @@ class EndToEnd(Benchmark):
             "watermark": options.watermark,
             "device": torch.cuda.get_device_name(),
         }
+        if options.num_gpus > 1:
+            self.setting["num_gpus"] = options.num_gpus
         self._pools: dict[float, WarmEngine] = {}  # one at a time
 
     def start(self, recording: Recording) -> dict[str, Any]:
-        self.loaded = models.load(self.setting["model"], "cuda", self.setting["dtype"])
+        model, dtype = self.setting["model"], self.setting["dtype"]
+        self.loaded = workers.load(model, "cuda", dtype, num_gpus=self.options.num_gpus)
         return {"cuda": torch.version.cuda}
 
     def steps(self, recording: Recording) -> Iterator[Step]:
@@ -193,7 +198,11 @@ class EndToEnd(Benchmark):
         durations = Durations()
         seconds, scheduler = run(warm, chosen, self.load, durations)
         tokens, store = sum(request.output_tokens for request in self.load), warm.executor.store
-        row = {"system": name, "pool_tokens": warm.deployment.kv_slots, "pool_gib": round(store.num_bytes / 2**30, 2)}
+        row = {
+            "system": name,
+            "pool_tokens": warm.deployment.kv_slots,
+            "pool_gib": round(warm.loaded.num_gpus * store.num_bytes / 2**30, 2),
+        }
         row |= {"max_num_batched_tokens": chosen.scheduler.max_num_batched_tokens}
         row |= {"attempt": attempt, "output_tokens": tokens, "seconds": seconds}
         row |= {"output_tokens_per_s": tokens / seconds, **_iterations(durations)}

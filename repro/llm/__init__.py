@@ -16,6 +16,10 @@
     beams       which beams go on, and which have finished
     requests    prompts as a user gives them -> requests
     results     what comes of them
+    shards      which part of each weight a GPU holds
+    parts       what a part is made from: random weights, files
+    workers     the other GPUs' processes
+    parallel    what they are told
     executor    ties them together behind Executor
     sequences   fork, append, free: decoding of one's own (section 5.2)
     recorder    what a run is watched for

@@ -23,8 +23,8 @@ from repro.llm.attention import attach
 from repro.llm.batch import Batch, BatchBuilder, Chunks, GroupRows
 from repro.llm.beams import BeamStep, advance_beams, extend_beams, is_over
 from repro.llm.kv_store import KVStore
-from repro.llm.model_runner import ModelRunner
 from repro.llm.models import LoadedModel
+from repro.llm.parallel import runner_for
 from repro.llm.requests import check_request, token_ids_of, vocabulary_of
 from repro.llm.sampler import SamplingPlan, best_logprobs, logprobs, sample
 from repro.llm.state import Best, RequestState, SequenceState
@@ -83,7 +83,7 @@ class TorchExecutor(Executor):
         self.queues_ahead = loaded.device.type == "cuda"
         self._max_num_seqs = max_num_seqs
         width = manager.cdiv(loaded.config.max_model_len)
-        self.runner = ModelRunner(loaded, manager.block_size, max_num_seqs, width, graphs, compiled)
+        self.runner = runner_for(store, loaded, manager.block_size, max_num_seqs, width, graphs, compiled)
         self.reset(manager)
 
     def reset(self, manager: KVCacheManager, beams: ParentChoices | None = None) -> None:
@@ -264,7 +264,10 @@ class TorchExecutor(Executor):
 
     def _wait_for(self, queued: torch.cuda.Event | torch.cuda.Stream) -> None:
         start = time.perf_counter()
-        queued.synchronize()
+        if self.loaded.workers is None:
+            queued.synchronize()
+        else:
+            self.loaded.workers.wait_for(queued)
         self.waited_s += time.perf_counter() - start
 
     def _settle(self, step: _Step, result: StepResult) -> None:

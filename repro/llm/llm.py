@@ -32,11 +32,11 @@ from repro.engine.memory.prefix_cache import PrefixCachingKVCacheManager
 from repro.engine.sequence import Request
 from repro.errors import UserError
 from repro.history.recipe import Setup
-from repro.llm import models
+from repro.llm import models, workers
 from repro.llm.executor import TorchExecutor
-from repro.llm.kv_store import KVStore
 from repro.llm.missed import why_missed
 from repro.llm.pace import settle
+from repro.llm.parallel import store_for
 from repro.llm.pool import MOST_GIB, PoolSize, boot_line
 from repro.llm.recorder import Recorder
 from repro.llm.requests import Asked, Encoder, asked_of, conversations_of
@@ -67,6 +67,9 @@ class LLM:
     It may be used from several threads, and one LoadedModel by several LLMs: a call waits until no other runs on the
     model. On a CPU the constructor times an iteration, and leaves torch with one thread where more are slower.
 
+    `num_gpus` splits a model over the first GPUs of this machine (`repro.llm.parallel`), or over so many processes of
+    a CPU; the pool's sizes are then those of all together. `close` ends the processes, as giving the LLM up does.
+
     `model`, `device` (default "cpu"), `dtype`, `hub` as in `repro.llm.models.load`; `system` a name of
     repro.engine.systems; `pool` at most one of PoolSize's ways to size it; `swap_gib` of CPU memory take swapped groups
     (default: as much as the pool, 4 at most); `scheduler` changes settings of the system's SchedulerConfig, such as
@@ -80,6 +83,7 @@ class LLM:
         system: str | systems.System = "vllm",
         device: str | None = None,
         dtype: str | None = None,
+        num_gpus: int | None = None,
         block_size: int = 16,
         pool: PoolSize = PoolSize(),
         swap_gib: float | None = None,
@@ -101,7 +105,7 @@ class LLM:
         for name, value in {"graphs": graphs, "hub": hub, "quiet": quiet}.items():
             flag(name, value)
         with contextlib.redirect_stderr(io.StringIO()) if quiet else contextlib.nullcontext():  # readers' own bars
-            loaded = _loaded(model, device, dtype, hub)
+            loaded = _loaded(model, device, dtype, hub, num_gpus)
         if max_model_len is not None:
             longest = whole("max_model_len", max_model_len, 1)
             if longest > loaded.config.max_model_len:
@@ -111,15 +115,15 @@ class LLM:
         self.loaded, self.tokenizer = loaded, loaded.tokenizer
         config = loaded.config
         self.system = self.system.for_length(config.max_model_len)
-        self.num_blocks = pool.blocks(config, block_size, loaded.device)
+        self.num_blocks = pool.blocks(config, block_size, loaded.device, loaded.num_gpus)
         gib_per_block = block_size * config.kv_bytes_per_token / 2**30
         swap_gib = min(self.num_blocks * gib_per_block, 4.0) if swap_gib is None else swap_gib
         self.num_cpu_blocks = int(swap_gib / gib_per_block)
         self._cache: KVCacheManager | None = None  # the memory manager, where it knows blocks of earlier calls
         self._prompts: deque[np.ndarray] = deque(maxlen=self.num_blocks)  # of earlier calls, which it may know
-        store = KVStore(config, self.num_blocks, block_size, self.num_cpu_blocks, loaded.dtype, loaded.device)
         pace = None
         with loaded.turns.take():
+            store = store_for(loaded, self.num_blocks, block_size, self.num_cpu_blocks)
             self.executor = TorchExecutor(loaded, self._manager(), store, max_num_seqs=most_rows, graphs=graphs)
             if loaded.device.type == "cpu":
                 pace = loaded.turns.pace = settle(self.executor.runner.idle, loaded.turns.pace)
@@ -134,6 +138,11 @@ class LLM:
     @property
     def _sizes(self) -> tuple[int, int, int, int]:
         return self.num_blocks, self.block_size, self.loaded.config.max_model_len, self.num_cpu_blocks
+
+    def close(self) -> None:
+        """End the processes of a model on several GPUs now, not when it is given up; it then runs no more."""
+        if self.loaded.workers is not None:
+            self.loaded.workers.close()
 
     def reset_prefix_cache(self) -> None:
         """Forget the prompts of earlier calls."""
@@ -318,7 +327,11 @@ _PREFIX = "prefix"  # its name in the memory manager
 
 
 def _loaded(
-    model: str | os.PathLike[str] | models.LoadedModel, device: str | None, dtype: str | None, hub: bool
+    model: str | os.PathLike[str] | models.LoadedModel,
+    device: str | None,
+    dtype: str | None,
+    hub: bool,
+    num_gpus: int | None,
 ) -> models.LoadedModel:
     """The model, loaded if it is not yet. UserError for settings that a loaded one does not have."""
     remedy = f"a name such as {models.EMBEDDED!r}, a folder, a GGUF file, or a loaded model"
@@ -333,8 +346,13 @@ def _loaded(
     if dtype is not None:
         lookup("dtype", models.DTYPES, dtype)
     if not isinstance(model, models.LoadedModel):
-        return models.load(os.fspath(model), device or "cpu", dtype, hub=hub)
-    for name, asked, has in (("device", device, model.device.type), ("dtype", dtype, str(model.dtype)[6:])):
-        if asked is not None and asked.split(":")[0] != has:
-            raise UserError(f"{name} = {asked!r}, but {model.config.name} is loaded in {has}; load it anew")
+        return workers.load(
+            os.fspath(model), device or "cpu", dtype, num_gpus=1 if num_gpus is None else num_gpus, hub=hub
+        )
+    if device is not None:
+        device = device.split(":")[0]
+    has = {"device": model.device.type, "dtype": str(model.dtype)[6:], "num_gpus": model.num_gpus}
+    for name, asked in (("device", device), ("dtype", dtype), ("num_gpus", num_gpus)):
+        if asked is not None and asked != has[name]:
+            raise UserError(f"{name} = {asked!r}, but {model.config.name} is loaded in {has[name]}; load it anew")
     return model

@@ -252,7 +252,9 @@ class ModelRunner:
             step()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with _collector_paused(), torch.cuda.graph(graph, pool=self._memory):
+        # Between several GPUs a thread of NCCL's asks after earlier sums meanwhile, which a capture need not mind.
+        mode = "global" if self.loaded.num_gpus == 1 else "thread_local"
+        with _collector_paused(), torch.cuda.graph(graph, pool=self._memory, capture_error_mode=mode):
             logits = step()
         self._memory = graph.pool()
         self._captured[key] = graph, logits

@@ -41,8 +41,10 @@ class PoolSize:
             else:
                 number(name, value, 0, MOST_GIB if name == "kv_gib" else 1, above=True)
 
-    def blocks(self, model: ModelConfig, block_size: int, device: torch.device) -> int:
-        """Blocks of the pool. UserError if not even one fits."""
+    def blocks(self, model: ModelConfig, block_size: int, device: torch.device, num_gpus: int = 1) -> int:
+        """Blocks of the pool, each of which lies on all GPUs. UserError if not even one fits.
+
+        Sizes are those of the whole pool; the free memory is that of the first GPU, and as much of each other one."""
         block_bytes = block_size * model.kv_bytes_per_token
         if self.num_blocks is not None:
             count = self.num_blocks
@@ -56,7 +58,7 @@ class PoolSize:
             count = int(DEFAULT_CPU_GIB * GIB) // block_bytes
         else:
             free, _ = torch.cuda.mem_get_info(device)
-            count = int(free * (self.free_share or DEFAULT_FREE_SHARE)) // block_bytes
+            count = int(num_gpus * free * (self.free_share or DEFAULT_FREE_SHARE)) // block_bytes
         if count < 1:
             raise UserError(
                 f"the K/V pool asked for holds no block: one of {block_size} tokens of {model.name} takes "
@@ -85,8 +87,9 @@ def boot_line(loaded: LoadedModel, manager: KVCacheManager, cap: int | None, pac
     """What the pool comes to, what one request may have of it, and on a CPU the pace, in one line."""
     model, tokens = loaded.config, manager.num_blocks * manager.block_size
     longest, prompt = longest_request(manager, cap, model.max_model_len)
+    place = loaded.device if loaded.num_gpus == 1 else f"{loaded.num_gpus} x {loaded.device.type}"
     line = (
-        f"{model.name} on {loaded.device} in {str(loaded.dtype).removeprefix('torch.')}, KV cache size: {tokens:,} "
+        f"{model.name} on {place} in {str(loaded.dtype).removeprefix('torch.')}, KV cache size: {tokens:,} "
         f"tokens ({manager.num_blocks:,} blocks of {manager.block_size}, "
         f"{tokens * model.kv_bytes_per_token / GIB:.2f} GiB), "
     )

@@ -19,6 +19,8 @@ from repro.bench.serving import client, warm_engine  # noqa: E402
 from repro.bench.serving.warm_engine import WarmEngine  # noqa: E402
 from repro.engine.loop import Observer  # noqa: E402
 from repro.engine.systems import of_today, system  # noqa: E402
+from repro.llm import workers  # noqa: E402
+from repro.llm.parts import Source  # noqa: E402
 from repro.llm.pool import PoolSize  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -35,6 +37,12 @@ class Profiled(Observer):
         pass
 
 
+def parts(num_gpus):
+    """The tiny model in so many processes."""
+    loaded = tiny()
+    return loaded if num_gpus == 1 else workers.split(Source("tiny", loaded.model.config, "float32"), num_gpus)
+
+
 @pytest.fixture
 def no_gpu(monkeypatch):
     """Benchmarks that ask for a GPU measure a tiny model on the CPU; the sizes of pools that they ask for."""
@@ -48,7 +56,8 @@ def no_gpu(monkeypatch):
     for module in (end_to_end, mixed):
         monkeypatch.setattr(module, "require_gpu", lambda name: None)
         monkeypatch.setattr(module.torch.cuda, "get_device_name", lambda: "no GPU")
-        monkeypatch.setattr(module.models, "load", lambda *arguments: tiny())
+    monkeypatch.setattr(mixed.models, "load", lambda *arguments: tiny())
+    monkeypatch.setattr(end_to_end.workers, "load", lambda *arguments, num_gpus: parts(num_gpus))
     monkeypatch.setattr(end_to_end, "_Profile", Profiled)
     return asked
 
@@ -82,6 +91,16 @@ def test_both_schedulers_serve_a_workload_in_turns_and_the_passes_are_summed_up(
         own = [float(row["seconds"]) for row in rows if row["key"].startswith(f"{run}/")]
         assert found == {"least_s": min(own), "median_s": pytest.approx(sum(own) / 2)}
     assert "vllm-v1/12 GiB: 2 passes, least" in capsys.readouterr().out
+
+
+def test_rows_of_several_gpus_say_so_and_count_again(no_gpu, tmp_path):
+    command = ["end_to_end", "--out", tmp_path, "--runs", "12:vllm", "--requests", 3, "--passes", 1, "--num-gpus"]
+    bench(*command, 1)
+    bench(*command, 2)
+    one, two = rows_of(tmp_path / "end_to_end.csv")
+    assert (one["num_gpus"], two["num_gpus"]) == ("", "2")
+    for column in ("iterations", "mean_batch", "output_tokens", "pool_tokens", "pool_gib"):
+        assert one[column] == two[column]
 
 
 def partial_trace(workload, rate, duration_s, seed):

@@ -226,11 +226,11 @@ def test_random_models_have_the_shapes_of_the_named_architectures(name, monkeypa
     monkeypatch.setattr(transformers.masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
     monkeypatch.setattr(acceptance, "_check_mask", lambda mask, longest: None)
     monkeypatch.setattr(acceptance, "_same", lambda alone, beside: alone.layers == beside.layers)
-    config = models._architecture(MODELS[name])
+    config = models.architecture(MODELS[name])
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=acceptance.PROBE)
     assert sum(parameter.numel() for parameter in model.parameters()) == MODELS[name].num_parameters
-    summary = models._checked(model, None, name, frozenset()).config
+    summary = models.checked(model, None, name, frozenset()).config
     assert dataclasses.replace(summary, bytes_per_value=2) == MODELS[name]
 
 

@@ -25,7 +25,7 @@ from repro.engine.systems import System
 from repro.llm import models
 from repro.llm.attention import detach
 from repro.llm.executor import TorchExecutor, within_memory
-from repro.llm.kv_store import KVStore
+from repro.llm.parallel import store_for
 from repro.llm.pool import PoolSize
 from repro.simulate.load import BLOCK_SIZE, GREEDY, PREFIX, SWAP_SHARE, Load, run
 
@@ -54,7 +54,7 @@ class WarmEngine:
         limit = min(self.loaded.config.max_model_len, max_model_len)
         self.loaded = replace(self.loaded, config=replace(self.loaded.config, max_model_len=limit))
         # Only model and pool matter here; the card that is emulated is that of Table 1.
-        self.deployment = Deployment(self.loaded.config, DEVICES["a100-40gb"], 1, kv_slots)
+        self.deployment = Deployment(self.loaded.config, DEVICES["a100-40gb"], self.loaded.num_gpus, kv_slots)
         self.on_gpu = self.loaded.device.type == "cuda"
         self.device_name = device_name(self.on_gpu)
         self._swap, self._fast = swap, fast and self.on_gpu
@@ -68,7 +68,7 @@ class WarmEngine:
         """With a pool of so many GiB, 0 for all that is free, nothing to swap to, and requests as long as the model
         takes. UserError if not even one block fits."""
         size = PoolSize(kv_gib=gib) if gib else PoolSize(free_share=0.92)
-        slots = BLOCK_SIZE * size.blocks(loaded.config, BLOCK_SIZE, loaded.device)
+        slots = BLOCK_SIZE * size.blocks(loaded.config, BLOCK_SIZE, loaded.device, loaded.num_gpus)
         return cls(loaded, slots, max_model_len=loaded.config.max_model_len, swap=0.0, fast=fast)
 
     def use_blocks(self, block_size: int) -> None:
@@ -95,7 +95,7 @@ class WarmEngine:
 
     def _make_executor(self, block_size: int, num_blocks: int) -> TorchExecutor:
         loaded, fast, swap_blocks = self.loaded, self._fast, int(self._swap * num_blocks)
-        store = KVStore(loaded.config, num_blocks, block_size, swap_blocks, loaded.dtype, loaded.device)
+        store = store_for(loaded, num_blocks, block_size, swap_blocks)
         manager = PagedKVCacheManager(num_blocks, block_size)
         return TorchExecutor(loaded, manager, store, with_logprobs=False, graphs=fast, compiled=fast)
 
