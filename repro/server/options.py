@@ -11,6 +11,8 @@ def serve_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     said = "no model and no GPU: iterations take what a cost model says, a100-2023 or datasheet"
     parser.add_argument("--simulated", metavar="PROFILE", help=said)
     parser.add_argument("--device", metavar="NAME", help="of a real model: cpu (default) or cuda")
+    said = "split a real model over so many GPUs, or with --device cpu over processes (default: 1)"
+    parser.add_argument("--num-gpus", type=int, metavar="N", help=said)
     said = "the size of the K/V pool in tokens (default: as for LLM; simulated: the paper's)"
     parser.add_argument("--kv-slots", type=int, metavar="N", help=said)
     parser.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens a block (default: 16)")

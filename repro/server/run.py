@@ -55,6 +55,7 @@ def real(
     system: str,
     *,
     device: str | None,
+    num_gpus: int | None,
     kv_slots: int | None,
     block_size: int,
     max_waiting: int | None,
@@ -66,7 +67,8 @@ def real(
 
     check_block_size(block_size)
     pool = PoolSize(kv_slots=None if kv_slots is None else whole("--kv-slots", kv_slots, block_size))
-    engine = LLM(model, system=system, device=device, block_size=block_size, pool=pool, quiet=True)
+    given = {"device": device, "num_gpus": num_gpus, "block_size": block_size, "pool": pool}
+    engine = LLM(model, system=system, **given, quiet=True)
     return RealBackend(engine, max_waiting=max_waiting, log=log)
 
 
@@ -75,10 +77,11 @@ def main(options: argparse.Namespace) -> int:
     if options.max_waiting is not None:
         whole("--max-waiting", options.max_waiting, 1)
     shared = {"kv_slots": options.kv_slots, "block_size": options.block_size, "max_waiting": options.max_waiting}
+    place = {"device": options.device, "num_gpus": options.num_gpus}
     if options.simulated is None:
-        opened = partial(real, options.model, options.system, device=options.device, **shared)
-    elif options.device is not None:
-        raise UserError(f"--device {options.device} is for a real model; leave out --device or --simulated")
+        opened = partial(real, options.model, options.system, **place, **shared)
+    elif given := [f"--{name.replace('_', '-')} {one}" for name, one in place.items() if one is not None]:
+        raise UserError(f"{given[0]} is for a real model; leave out {given[0].split()[0]} or --simulated")
     else:
         opened = partial(simulated, options.model, options.simulated, options.system, **shared)
     with RequestLog(options.log) if options.log else nullcontext() as log:

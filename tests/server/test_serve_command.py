@@ -68,6 +68,7 @@ def test_a_signal_drains_and_ends_it(server, ends):
         (["opt-13b", "--simulated", "datasheet", "--kv-slots", "4"], "--kv-slots = 4 must be a whole number"),
         (["opt-13b", "--simulated", "datasheet", "--max-waiting", "0"], "--max-waiting = 0 must be a whole number"),
         (["opt-13b", "--simulated", "datasheet", "--device", "cuda"], "--device cuda is for a real model"),
+        (["opt-13b", "--simulated", "datasheet", "--num-gpus", "2"], "--num-gpus 2 is for a real model"),
         (["opt-13b", "--simulated", "datasheet", "--port", "99999"], "--port = 99999 must be a whole number"),
         (["opt-13b", "--simulated", "datasheet", "--host", "x" * 70], "cannot listen on xxx"),
         (["opt-13b", "--simulated", "datasheet", "--host", "256.1.1.1"], "cannot listen on 256.1.1.1:0"),
