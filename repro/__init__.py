@@ -8,6 +8,7 @@ Importing the package imports nothing else. Each of these names is imported when
     Receipts            watches a run, and says of each request where its time went
     MemoryMap           watches a run, and shows who holds which block of its memory in each iteration
     memory_map          the same for a run of `serve` that is over
+    explorer            the explorer as a widget of a notebook, with a policy of your own
     make_trace          requests with the paper's lengths, or with lengths of your own
     read_trace          requests from a file of yours, in a public format or as plain CSV
     cost_model          what an iteration is charged in virtual time
@@ -36,6 +37,7 @@ _NAMES = {
     "Receipts": ("repro.feed.receipts", "Receipts"),
     "MemoryMap": ("repro.explore.memory_map", "MemoryMap"),
     "memory_map": ("repro.explore.again", "memory_map"),
+    "explorer": ("repro.studies.explorer", "explorer"),
     "make_trace": ("repro.workloads", "make_trace"),
     "read_trace": ("repro.workloads.public", "read_trace"),
     "cost_model": ("repro.simulate.profiles", "cost_model"),

@@ -1,5 +1,6 @@
 // A memory map. All that it shows comes from repro.explore.memory_map; here block tables are made again from changes.
 (async () => {
+  const css = styleOf(document.documentElement);
   const run = JSON.parse(await textOf("run"));
   const { num_blocks: blocks, block_size: size } = run, frames = run.start_s.length;
   const FREE = 0, CACHED = 1, PREFIX = 2;  // what a cell is; from 3 on by twos a request, and one more: without a token
@@ -127,7 +128,7 @@
 
   // The blocks of a window of iterations, one pixel for each of a device's.
   function drawBitmap(width, height) {
-    const key = [width, height, ...shownFrames, followed, isDark.matches].join();
+    const key = [width, height, ...shownFrames, followed, isDark()].join();
     if (key === bitmapOf) return;
     bitmapOf = key;
     colors = palette();
@@ -496,7 +497,7 @@
   }
   playing.addEventListener("click", () => began ? stop() : play());
   speed.addEventListener("change", () => { if (began) play(); });
-  isDark.addEventListener("change", () => { lay(); drawKey(); draw(); });
+  onTheme(() => { lay(); drawKey(); draw(); });
   addEventListener("resize", () => { lay(); draw(); });
 
   for (const option of [...span.options]) if (Number(option.value) >= frames) option.remove();
