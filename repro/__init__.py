@@ -11,6 +11,7 @@ Importing the package imports nothing else. Each of these names is imported when
     explorer            the explorer as a widget of a notebook, with a policy of your own
     make_trace          requests with the paper's lengths, or with lengths of your own
     read_trace          requests from a file of yours, in a public format or as plain CSV
+    to_frame            rows for pandas, of whatever has some: receipts, events, requests, a trace, a run
     cost_model          what an iteration is charged in virtual time
     SYSTEMS             vLLM of the paper and V1, the Orcas and FasterTransformer by name
     System              one of them, as data
@@ -40,6 +41,7 @@ _NAMES = {
     "explorer": ("repro.studies.explorer", "explorer"),
     "make_trace": ("repro.workloads", "make_trace"),
     "read_trace": ("repro.workloads.public", "read_trace"),
+    "to_frame": ("repro.harness.tables", "to_frame"),
     "cost_model": ("repro.simulate.profiles", "cost_model"),
     "SYSTEMS": ("repro.engine.systems", "SYSTEMS"),
     "System": ("repro.engine.systems", "System"),

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from operator import itemgetter
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from repro import display
 from repro.checks import whole
 from repro.engine.loop import Engine, Observer
 from repro.engine.scheduler import Scheduler, SchedulerOutput
@@ -29,6 +30,9 @@ from repro.errors import UserError
 from repro.explore.happenings import Happenings
 from repro.explore.rent import Rent
 from repro.explore.tables import TableLog
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: request -> the block tables of its sequences, by their places
 ByRequest = dict[int, dict[int, list[int]]]
@@ -49,6 +53,33 @@ class Moment:
     swapped: ByRequest
     stored: dict[int, int]
     cached: frozenset[int]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """As rows of a table: one for each block table, and one for the part of it that is in CPU memory."""
+        return [
+            {
+                "request_id": request,
+                "sequence": place,
+                "memory": memory,
+                "stored_tokens": self.stored.get(request),
+                "blocks": len(table),
+                "block_table": list(table),
+            }
+            for memory, tables in (("GPU", self.tables), ("CPU", self.swapped))
+            for request, places in tables.items()
+            for place, table in places.items()
+        ]
+
+    def to_frame(self) -> pd.DataFrame:
+        """The same rows for pandas."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows())
+
+    def _repr_html_(self) -> str:
+        rows = [row | {"block_table": display.ranges(row["block_table"])} for row in self.rows()]
+        said = f"iteration {self.iteration:,}, {self.start_s:.4g} s to {self.end_s:.4g} s"
+        return display.table(f"{said}: {len(rows):,} block tables", rows)
 
 
 class MemoryMap(Observer):
@@ -218,6 +249,12 @@ class MemoryMap(Observer):
         memory, then for the prefix, the cache and nobody. They add up to the pool's slots x the time."""
         self._must_have_seen()
         return self._rent.rows()
+
+    def to_frame(self) -> pd.DataFrame:
+        """The bills of `rent` for pandas."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rent())
 
     def html(self, first: int = 0, last: int | None = None) -> str:
         """A page of its own, without a network, of the iterations from `first` to `last` (default: all, or as many as

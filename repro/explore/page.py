@@ -32,7 +32,7 @@ FILE_NAME = "explorer.html"
 SHOWN: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("shown.yaml").read_text(encoding="utf-8"))
 _INTERPRETER = SHOWN["interpreter"]
 #: What the page runs, below the package's folder. The module of first fit is handed in.
-_RUN = ("__init__.py", "checks.py", "errors.py", "sampling_params.py", "engine/**/*.py")
+_RUN = ("__init__.py", "checks.py", "display.py", "errors.py", "sampling_params.py", "engine/**/*.py")
 _OURS = ("__init__", "settings", "queue", "rules", "sentences", "recording", "run")
 _POLICIES = ("max", "pow2", "oracle", "paged")
 
