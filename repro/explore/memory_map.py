@@ -3,7 +3,7 @@
     memory = repro.MemoryMap()
     repro.serve("vllm", "opt-13b", trace, observers=(memory,))  # or LLM(...).generate(..., observers=(memory,))
     memory  # in a notebook: blocks by iterations, to scrub and play
-    memory.save("map.html"); memory.at(120).tables; pandas.DataFrame(memory.rent())
+    memory.save("map.html"); memory.at(120).tables; memory.to_frame()
 
 `repro.memory_map(served)` makes the map of a run in virtual time that nobody has watched: it runs it again.
 

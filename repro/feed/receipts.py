@@ -2,7 +2,7 @@
 
     receipts = repro.Receipts()
     repro.serve("vllm", "opt-13b", trace, observers=(receipts,))
-    print(receipts.of(7)); pandas.DataFrame(receipts.rows())
+    print(receipts.of(7)); repro.to_frame(receipts)
 
 Each moment of a request's life has one cause, so the causes add up. What is charged to whom is a rule, the same for a
 real engine and a simulated one. It needs no model of what an iteration costs:
