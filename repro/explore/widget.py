@@ -74,7 +74,7 @@ class Explorer(anywidget.AnyWidget):
                 text = answer(settings, self._first_fit.FirstFitAllocator, self._drawn, self._policies)
         except TooLong:
             return {"text": json.dumps({"error": f"no end after {SECONDS:.0f} s; change the rule or the settings"})}
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:  # whatever it is, the front end waits for an answer
             return {"failure": f"{type(error).__name__}: {error}"}
         result = json.loads(text)
         if "counters" in result:
