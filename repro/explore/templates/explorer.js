@@ -112,7 +112,7 @@ function explorer(root, about, python) {
       say(`Python started in ${since(startedAt)}.`);
       ask();
     } else if (failure) {
-      fail(failure);
+      fail(failure, key);
     } else {
       if (asked && asked.key === key) {
         clearTimeout(watch);
@@ -133,8 +133,7 @@ function explorer(root, about, python) {
     startedAt = 0;
   }
 
-  function fail(message) {
-    const key = asked && asked.key;
+  function fail(message, key = asked?.key) {
     stop();
     if (key) keep(key, { error: message });
     say(`Python stopped: ${message}`);
