@@ -32,10 +32,11 @@ endef
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
 	@echo
-	@echo "  SCALE=paper       the paper's own size, some 15 minutes on two cores; or smoke: everything in two minutes"
+	@echo "  SCALE=paper       the paper's own size, some 15 minutes on two cores; or smoke: everything in four at most"
 	@echo "  ONLY=\"NAME ...\"   only these experiments, named as in experiments/ (default: all)"
 	@echo "  LENGTHS=FILE.csv  prompt and output lengths of your own (default: the embedded ones)"
 	@echo "  JOBS=N            worker processes (default: one a core)"
+	@echo "  POOL=ADDRESS      compute on the workers of a Dask scheduler (docs/experiments.md says how)"
 	@echo "  BUDGET=2h         with a GPU: time for measuring on it first (default: 2h; 0 for none)"
 	@echo "  TESTS=\"FILE ...\"  only these tests (default: all)"
 	@echo "  RUNS=20000 SEED=0 of make fuzz; RUNS=1000 SEED=0 of make oracle"
@@ -46,7 +47,7 @@ help: ## this list
 
 reproduce: setup ## compute every experiment, draw every figure, judge every claim -> figures/index.html
 	@"$(PY)" -m repro reproduce --scale "$(SCALE)" $(if $(LENGTHS),--lengths "$(LENGTHS)") \
-	  $(if $(ONLY),--only $(ONLY)) $(if $(JOBS),--jobs "$(JOBS)")
+	  $(if $(ONLY),--only $(ONLY)) $(if $(JOBS),--jobs "$(JOBS)") $(if $(POOL),--pool "$(POOL)")
 
 test: setup ## the whole test suite, the smoke-scale reproduction included
 	@"$(PY)" -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TESTS)

@@ -7,7 +7,8 @@ Importing the package imports nothing else. Each of these names is imported when
     serve               one serving run in virtual time: a system, a deployment, a trace
     Receipts            watches a run, and says of each request where its time went
     MemoryMap           watches a run, and shows who holds which block of its memory in each iteration
-    memory_map          the same for a run of `serve` that is over
+    memory_map          the same for a run that is over
+    what_if             the same run with a setting or one decision changed: where the two part, and what it costs
     explorer            the explorer as a widget of a notebook, with a policy of your own
     make_trace          requests with the paper's lengths, or with lengths of your own
     read_trace          requests from a file of yours, in a public format or as plain CSV
@@ -36,8 +37,9 @@ _NAMES = {
     "experiments": ("repro.harness.experiment", "experiments"),
     "serve": ("repro.simulate.serve", "serve"),
     "Receipts": ("repro.feed.receipts", "Receipts"),
-    "MemoryMap": ("repro.explore.memory_map", "MemoryMap"),
-    "memory_map": ("repro.explore.again", "memory_map"),
+    "MemoryMap": ("repro.history.memory_map", "MemoryMap"),
+    "memory_map": ("repro.explore.runs", "memory_map"),
+    "what_if": ("repro.explore.what_if", "what_if"),
     "explorer": ("repro.studies.explorer", "explorer"),
     "make_trace": ("repro.workloads", "make_trace"),
     "read_trace": ("repro.workloads.public", "read_trace"),

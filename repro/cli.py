@@ -88,6 +88,8 @@ def _parser() -> argparse.ArgumentParser:
         said = "pairs of prompt and output lengths to sample requests from, or hub for the data set itself"
         command.add_argument("--lengths", default=os.environ.get("LENGTHS") or None, metavar="FILE.csv", help=said)
         command.add_argument("--jobs", default=os.environ.get("JOBS") or "", metavar="N", help="workers (all cores)")
+        said = "compute on the workers of a Dask scheduler (default: on this machine)"
+        command.add_argument("--pool", default=os.environ.get("POOL") or "", metavar="dask://HOST:PORT", help=said)
 
     new = commands.add_parser("new", help="make an experiment of your own from a template (docs/extending.md)")
     new.add_argument("name", metavar="NAME")
@@ -202,11 +204,13 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _settings(options: argparse.Namespace) -> AbstractContextManager[None]:
-    """The environment of the runs, with --jobs checked."""
+    """The environment of the runs, with --jobs and --pool checked."""
+    from repro.harness.cluster import check_pool
     from repro.harness.workers import number_of_workers
 
     number_of_workers(options.jobs)
-    return paths.environment({"JOBS": options.jobs})
+    check_pool(options.pool)
+    return paths.environment({"JOBS": options.jobs, "POOL": options.pool})
 
 
 def _alone() -> AbstractContextManager[None]:

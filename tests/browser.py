@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -125,12 +126,25 @@ class Tab:
 @pytest.fixture(scope="session")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A running headless Chromium: the address of its DevTools protocol."""
-    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
-    if program is None:
+    if next(filter(None, map(shutil.which, PROGRAMS)), None) is None:
         if os.environ.get("REPRO_NEEDS_CHROMIUM"):
             pytest.fail("no Chromium, and REPRO_NEEDS_CHROMIUM is set")
         pytest.skip("no Chromium is installed (Debian: apt install chromium); pages are not opened")
-    profile = tmp_path_factory.mktemp("chromium")
+    with running(tmp_path_factory.mktemp("chromium")) as address:
+        yield address
+
+
+@pytest.fixture
+def tab(chromium: str) -> Iterator[Tab]:
+    """A new tab of 1,400 by 1,000 pixels, light."""
+    with new_tab(chromium) as one:
+        yield one
+
+
+@contextmanager
+def running(profile: Path) -> Iterator[str]:
+    """A headless Chromium with a profile in this folder: the address of its DevTools protocol."""
+    program = next(filter(None, map(shutil.which, PROGRAMS)))
     command = [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
     with open(profile / "log", "w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         port, deadline = profile / "DevToolsActivePort", time.monotonic() + 60
@@ -141,9 +155,8 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.terminate()
 
 
-@pytest.fixture
-def tab(chromium: str) -> Iterator[Tab]:
-    """A new tab of 1,400 by 1,000 pixels, light."""
+@contextmanager
+def new_tab(chromium: str) -> Iterator[Tab]:
     import urllib.request
 
     request = urllib.request.Request(f"http://{chromium}/json/new", method="PUT")

@@ -235,7 +235,7 @@ class ShadowExecutor(Executor):
         self.shadow = shadow
 
     def lookahead(self, output: SchedulerOutput, now_s: float, until_s: float) -> int:
-        return int(min(self.shadow.random.randint(1, self.shadow.lookahead), until_s - now_s))
+        return max(1, int(min(self.shadow.random.randint(1, self.shadow.lookahead), until_s - now_s)))
 
     def execute(self, output: SchedulerOutput) -> StepResult:
         return StepResult([1.0] * output.num_iterations, *self.shadow.execute(output))

@@ -412,7 +412,7 @@ class CachingShadow(Shadow):
     def __init__(self, scheduler: Scheduler, seed: int, stop_rate: float = 0.0, lookahead: int = 1) -> None:
         super().__init__(scheduler, seed, stop_rate, lookahead)
         self.prompts: dict[int, list[int]] = {}  # and the outputs of those of one sequence
-        self.manager._hashes = lambda request: block_hashes(self.prompts[request.request_id], self.size)
+        self.manager.hashes = lambda request: block_hashes(self.prompts[request.request_id], self.size)
 
     def register(self, group: SequenceGroup) -> None:
         length, earlier = group.request.prompt_tokens, [[], *self.prompts.values()]

@@ -132,7 +132,7 @@ def test_rows_for_pandas_are_those_of_the_things_themselves(watched: Any) -> Non
     assert causes.filter(regex=r"^(queued|prompt|own_steps|others_prompts|stalled)_s$").sum(axis=1).tolist() == (
         pytest.approx(causes.latency_s.tolist())
     )
-    tables = memory.at(100).to_frame()
+    tables = to_frame(memory.at(100))
     assert tables.block_table.map(len).tolist() == tables.blocks.tolist()
     assert len(claims.read(ROOT / "figures").to_frame()) > 300
     assert to_frame(Outcome(Request(1, 0.0, 5, 6, SamplingParams()))).request_id.tolist() == [1]

@@ -39,11 +39,11 @@ try:
 except repro.UserError as error:
     print(error)
 from repro.harness.point import Point
-from repro.harness.workers import Task, _failure
+from repro.harness.computing import Task, failure
 try:
     import {package}
 except ModuleNotFoundError as error:
-    print(_failure(Task("key", "a point", Point(print, {{}}, ""), {{}}), error).kind)
+    print(failure(Task("key", "a point", Point(print, {{}}, ""), {{}}), error).kind)
 """
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert out == f"this needs {package}, which a light set-up leaves out; run `make setup`, which adds it\nuser\n"

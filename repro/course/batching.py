@@ -105,7 +105,7 @@ class _Cutting(ChunkedPrefillScheduler):
         super().__init__(_manager(case), _config(case))
         self.chunk_end = chunk_end
 
-    def _end(self, start: int, total: int, budget: int) -> int:
+    def end_of_chunk(self, start: int, total: int, budget: int) -> int:
         return self.chunk_end(start, total, budget)
 
 

@@ -6,10 +6,11 @@ import random
 from collections.abc import Callable
 
 from repro.course.grading import Case, Grade, ask_all, drawn, grade, unchosen
-from repro.course.shadow import Fault, Shadow, counted, run
+from repro.course.shadow import Fault, Shadow, run
 from repro.engine.memory import CacheOp, PagedKVCacheManager
 from repro.engine.scheduler import Scheduler
 from repro.engine.sequence import SequenceGroup
+from repro.words import count
 
 SlotOf = Callable[[int, list[int], int], tuple[int, int]]
 
@@ -58,5 +59,5 @@ def _token_by_token(manager: Manager, case: Case) -> None:
             if len(table) != right or len(set(table)) != right:
                 text = f"After token number {num_tokens} of request {request.request_id} its block table is {table}"
                 which = ", no two of them the same" if right > 1 else ""
-                raise Fault("table", f"{text}; {num_tokens} tokens lie in {counted(right, 'block')}{which}")
+                raise Fault("table", f"{text}; {num_tokens} tokens lie in {count(right, 'block')}{which}")
         manager.free(group)

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 
-from repro.course.shadow import Fault, counted
+from repro.course.shadow import Fault
 from repro.engine.sequence import Request
 from repro.errors import UserError
 from repro.sampling_params import SamplingParams
+from repro.words import count
 
 #: code in these folders, the package and the standard library, is not the student's
 NOT_THEIRS = (Path(__file__).parents[1], Path(sysconfig.get_path("stdlib")))
@@ -39,7 +40,7 @@ class Ask:
         kind = "beams" if self.beam else "sequences"
         several = f" x {self.n} {kind}" if self.n > 1 else ""
         comes = f", comes in iteration {self.arrival}" if self.arrival else ""
-        return f"{len(self.prompt)}{chosen} + {counted(self.output, 'token')}{several}{comes}"
+        return f"{len(self.prompt)}{chosen} + {count(self.output, 'token')}{several}{comes}"
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,9 @@ class Case:
 
     def __str__(self) -> str:
         swap = f", {self.cpu_blocks} in CPU memory" if self.cpu_blocks else ""
-        budget = f"; at most {counted(self.budget, 'token')} an iteration" if self.budget else ""
+        budget = f"; at most {count(self.budget, 'token')} an iteration" if self.budget else ""
         asks = "; ".join(f"request {n}: {ask}" for n, ask in enumerate(sorted(self.asks, key=lambda ask: ask.arrival)))
-        pool = f"{counted(self.num_blocks, 'block')} of {counted(self.block_size, 'slot')}"
+        pool = f"{count(self.num_blocks, 'block')} of {count(self.block_size, 'slot')}"
         return f"{pool}{swap}{budget}. {asks}"
 
 

@@ -9,10 +9,11 @@ from collections.abc import Sequence as Items
 from typing import Any
 
 from repro.course.grading import Ask, Case, Grade, ask_all, grade
-from repro.course.shadow import Fault, Shadow, counted, run
+from repro.course.shadow import Fault, Shadow, run
 from repro.engine.memory.prefix_cache import PrefixCachingKVCacheManager, block_hashes
 from repro.engine.scheduler import PreemptionMode, Scheduler, SchedulerConfig
 from repro.engine.sequence import SequenceGroup
+from repro.words import count
 
 #: (token ids, block size) -> the hash of each full block, in order
 Hashing = Callable[[list[int], int], Items[Any]]
@@ -36,11 +37,11 @@ class _Manager(PrefixCachingKVCacheManager):
         )
         self.find = find
 
-    def _match(self, group: SequenceGroup) -> list[int]:
+    def match(self, group: SequenceGroup) -> list[int]:
         if self.find is None:
-            return super()._match(group)
+            return super().match(group)
         num_tokens = group.num_stored(0)
-        return self.find(list(self._contents(group, num_tokens)), dict(self.gpu.found), num_tokens, self.block_size)
+        return self.find(list(self.contents(group, num_tokens)), dict(self.gpu.found), num_tokens, self.block_size)
 
 
 class _Starting(_Manager):
@@ -49,15 +50,15 @@ class _Starting(_Manager):
     can_start: CanStart
 
     def can_allocate(self, group: SequenceGroup, num_tokens: int) -> bool:
-        found, name = self._match(group), f"Request {group.request.request_id}"
+        found, name = self.match(group), f"Request {group.request.request_id}"
         needed, free = self.blocks_needed(group, num_tokens), self.gpu.num_free
         said = self.can_start(needed, list(found), list(self.gpu.ref_counts), free)
         right = super().can_allocate(group, num_tokens)
         if said != right:
             revived = sum(not self.gpu.ref_counts[block] for block in found)
-            text = f"{name} needs {counted(needed, 'new block')} and takes over {len(found)} ({revived} of them free); "
+            text = f"{name} needs {count(needed, 'new block')} and takes over {len(found)} ({revived} of them free); "
             rule, end = ("no block", "it cannot start") if said else ("waits in vain", "it could start")
-            raise Fault(rule, f"{text}the pool has {counted(free, 'free block')}, so {end}")
+            raise Fault(rule, f"{text}the pool has {count(free, 'free block')}, so {end}")
         return said
 
 

@@ -21,6 +21,7 @@ from repro.engine.memory.block_allocator import BlockAllocator
 from repro.engine.scheduler import Prefill, Scheduler, SchedulerOutput
 from repro.engine.sequence import Request, Sequence, SequenceGroup
 from repro.errors import UserError
+from repro.words import count
 
 WIPED = -1
 Blocks = list[list[int]]
@@ -132,8 +133,8 @@ class Shadow:
         for group in output.decodes:
             for seq in group.seqs:
                 block = self._write(group, seq, len(self.notes[seq]) - 1)
-                if (count := self.manager.gpu.ref_counts[block]) > 1:
-                    text = f"{_name(group, seq)} writes into block {block}, which {count} sequences share, without"
+                if (holders := self.manager.gpu.ref_counts[block]) > 1:
+                    text = f"{_name(group, seq)} writes into block {block}, which {holders} sequences share, without"
                     raise self._fault("shared write", f"{text} a copy of its own")
         for part in (*output.prefills, *output.chunks):
             self._compute_prompt(part)
@@ -159,7 +160,7 @@ class Shadow:
         table, index = self.manager.block_table(seq), position // self.size
         if index >= len(table):
             text = f"token number {position + 1} of {_name(group, seq)} belongs into logical block {index}, but its"
-            raise self._fault("no slot", f"{text} block table has {counted(len(table), 'block')}")
+            raise self._fault("no slot", f"{text} block table has {count(len(table), 'block')}")
         self.pool.gpu[table[index]][position % self.size] = self.notes[seq][position]
         return table[index]
 
@@ -186,7 +187,7 @@ class Shadow:
         for group in (*scheduler.running, *scheduler.swapped, *scheduler.waiting):
             says, has = group.num_generated(output.iteration), self.emitted[group]
             if says != has:
-                text = f"the scheduler counts {counted(says, 'output token')} of {_name(group)}, which has {has}"
+                text = f"the scheduler counts {count(says, 'output token')} of {_name(group)}, which has {has}"
                 raise self._fault("lost token", text)
         if not (output.decodes or parts or output.preempted):
             left = ", ".join(map(_name, [*scheduler.swapped, *scheduler.waiting]))
@@ -206,7 +207,7 @@ class Shadow:
             for seq in group.seqs:
                 notes, table = self.notes[seq], self.manager.block_table(seq)
                 if len(table) != (right := self.manager.cdiv(len(notes))):
-                    text = f"the block table of {_name(group, seq)} has {counted(len(table), 'block')}, though its"
+                    text = f"the block table of {_name(group, seq)} has {count(len(table), 'block')}, though its"
                     raise self._fault("table", f"{text} {len(notes)} tokens lie in {right}")
                 self._read(self.pool.gpu, group, seq, notes)
         for group, stored in self.under_way.items():
@@ -250,14 +251,18 @@ class Shadow:
 
     def _check_counts(self, allocator: BlockAllocator, holders: Counter[int], kind: str) -> None:
         free = Counter(list(allocator._free))
-        for block, count in enumerate(allocator.ref_counts):
-            if count != holders[block]:
-                text = f"{kind} {block} has a reference count of {count}, but {counted(holders[block], 'block table')}"
-                then = "it will never be free again" if count > holders[block] else "it may be given to another"
+        for block, references in enumerate(allocator.ref_counts):
+            if references != holders[block]:
+                text = (
+                    f"{kind} {block} has a reference count of {references}, but {count(holders[block], 'block table')}"
+                )
+                then = "it will never be free again" if references > holders[block] else "it may be given to another"
                 names = "names" if holders[block] == 1 else "name"
                 raise self._fault("references", f"{text} {names} it: {then}")
-            if free[block] != (not count):
-                text = f"{kind} {block} has a reference count of {count} and is {free[block]} times in the free list"
+            if free[block] != (not references):
+                text = (
+                    f"{kind} {block} has a reference count of {references} and is {free[block]} times in the free list"
+                )
                 raise self._fault("references", text)
 
 
@@ -289,8 +294,3 @@ def _name(group: SequenceGroup, seq: Sequence | None = None) -> str:
     if seq is None or group.request.sampling.n == 1:
         return f"request {group.request.request_id}"
     return f"sequence {seq.seq_id}"
-
-
-def counted(number: int, thing: str) -> str:
-    """The number and its thing, in the plural if need be."""
-    return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -128,7 +128,7 @@ class ChunkedPrefillScheduler(Scheduler):
         if not output.preempted:
             self._start(output, budget)
 
-    def _end(self, start: int, total: int, budget: int) -> int:
+    def end_of_chunk(self, start: int, total: int, budget: int) -> int:
         """Where a chunk ends that begins with token `start` of `total`."""
         threshold = self.config.long_prefill_token_threshold
         return min(total, start + (min(budget, threshold) if threshold else budget))
@@ -138,7 +138,7 @@ class ChunkedPrefillScheduler(Scheduler):
         if budget == 0:
             return 0
         start = self.prefilling[group]
-        end = self._end(start, group.num_stored(self.iteration), budget)
+        end = self.end_of_chunk(start, group.num_stored(self.iteration), budget)
         size = self.manager.block_size
         first_of_blocks = range(self.manager.cdiv(start) * size + 1, end + 1, size)  # token numbers, counted from 1
         while self.manager.grows and len(first_of_blocks) > self.manager.num_free_blocks:
@@ -156,9 +156,10 @@ class ChunkedPrefillScheduler(Scheduler):
         """Waiting groups in their order, until one finds no budget or no memory."""
         most = self.config.max_num_seqs
         while self.waiting and budget > 0 and self.running.num_seqs + len(self.prefilling) < most:
-            group = self.waiting[0]
+            if not self.may_start(group := self.waiting[0]):
+                return
             cached, total = self.manager.prefix_tokens(group), group.num_stored(self.iteration)
-            end = self._end(cached, total, budget)
+            end = self.end_of_chunk(cached, total, budget)
             if end < total and not self.config.enable_chunked_prefill:
                 return
             if not self.manager.can_allocate(group, total):

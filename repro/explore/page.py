@@ -26,14 +26,16 @@ from repro.explore import queue
 from repro.explore.run import run
 from repro.explore.settings import SHAREGPT, SHAREGPT_LONGEST, Settings
 from repro.hashing import canonical_json, sha256_json, write_atomically
+from repro.history.pages import TEMPLATES, packed
 from repro.workloads import fig11_lengths
 
 FILE_NAME = "explorer.html"
 SHOWN: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("shown.yaml").read_text(encoding="utf-8"))
 _INTERPRETER = SHOWN["interpreter"]
 #: What the page runs, below the package's folder. The module of first fit is handed in.
-_RUN = ("__init__.py", "checks.py", "display.py", "errors.py", "sampling_params.py", "engine/**/*.py")
-_OURS = ("__init__", "settings", "queue", "rules", "sentences", "recording", "run")
+_LEAVES = ("__init__.py", "checks.py", "display.py", "errors.py", "sampling_params.py", "words.py")
+_RUN = (*_LEAVES, "engine/**/*.py", "history/__init__.py", "history/sentences.py")
+_OURS = ("__init__", "settings", "queue", "rules", "recording", "run")
 _POLICIES = ("max", "pow2", "oracle", "paged")
 
 
@@ -115,15 +117,10 @@ def part(page: str, name: str) -> bytes:
 
 
 def template(name: str) -> jinja2.Template:
-    """One of this room's."""
+    """One of this room's, with what it shares with memory maps."""
     strict = dict(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return jinja2.Environment(loader=jinja2.PackageLoader("repro.explore"), **strict).get_template(name)
-
-
-def packed(content: Any) -> str:
-    """Bytes, or a value as JSON, for a page."""
-    content = content if isinstance(content, bytes) else canonical_json(content).encode()
-    return base64.b64encode(gzip.compress(content, 9, mtime=0)).decode()
+    rooms = [jinja2.PackageLoader("repro.explore"), jinja2.FileSystemLoader(TEMPLATES)]
+    return jinja2.Environment(loader=jinja2.ChoiceLoader(rooms), **strict).get_template(name)
 
 
 def _interpreter(source: Path) -> Mapping[str, str]:

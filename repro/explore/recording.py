@@ -12,9 +12,10 @@ from typing import Any
 from repro.engine.events import Event
 from repro.engine.scheduler import Scheduler, SchedulerOutput
 from repro.engine.sequence import SequenceGroup
-from repro.explore import sentences
-from repro.explore.sentences import count, largest_piece
 from repro.explore.settings import Settings
+from repro.history import sentences
+from repro.history.sentences import largest_piece
+from repro.words import count
 
 #: parts of the pool, as in Fig. 2: fields of MemoryUsage
 PIECES = ("token_states", "reserved", "internal", "rounding", "free")

@@ -19,6 +19,7 @@ from repro.errors import UserError
 from repro.feed.driver import Driver
 from repro.feed.handle import Handle
 from repro.feed.receipts import Receipts
+from repro.sampling_params import SamplingParams
 
 
 class QueueFull(UserError):
@@ -72,6 +73,13 @@ class Feed:
         """A request was taken back, or its result was fetched."""
         raise NotImplementedError
 
+    def add_all(
+        self, prompts: list[list[int]], sampling: list[SamplingParams], priority: int, arrival_s: float
+    ) -> Future[list[Handle]]:
+        """Queue prompts, token ids, all or none of them, without waiting for it. `arrival_s` is when they came, by the
+        engine's clock. UserError for what cannot be run, now or from what is returned; there QueueFull, too."""
+        raise NotImplementedError
+
     def start(self) -> None:
         """Begin, in a thread of its own; raises what `open_engine` raises."""
         self.driver = Driver(self.open_engine, self._after_step, self._end)
@@ -86,17 +94,17 @@ class Feed:
         """Take back what has not finished, and end."""
         self.driver.close()
 
-    def later_all(self, adding: list[Callable[[], Handle]]) -> Future[list[Handle]]:
-        """Have all of these queued between two iterations, or none of them. They arrive now, though they wait until an
-        iteration has ended. QueueFull if as many wait as may."""
-        now_s = self.engine.clock.now
+    def later_all(self, adding: list[Callable[[], Handle]], arrival_s: float) -> Future[list[Handle]]:
+        """Have all of these queued between two iterations, or none of them. They have arrived at `arrival_s` by the
+        engine's clock, though they are read first and wait until an iteration has ended. QueueFull if as many wait as
+        may."""
 
         def add() -> list[Handle]:
             waiting = len(self.engine.scheduler.waiting)
             if self._max_waiting is not None and waiting >= self._max_waiting:
                 raise QueueFull(f"{waiting} requests wait, and no more than {self._max_waiting} may; try again later")
             added: list[Handle] = []
-            self._arrival_s = now_s
+            self._arrival_s = arrival_s
             try:
                 for one in adding:
                     added.append(one())

@@ -67,6 +67,12 @@ class Handle(Generic[R]):
         if not self.is_done:
             self._feed.driver.call(lambda: self._feed.take_back(self, f"{self.name} was taken back"))
 
+    def give_up(self) -> None:
+        """The same without waiting, and without a word if the engine has ended."""
+        if not self.is_done:
+            with contextlib.suppress(UserError):
+                self._feed.driver.later(lambda: self._feed.take_back(self, f"{self.name} was given up"))
+
     @property
     def prompt_tokens(self) -> int:
         """Tokens of its prompt."""
@@ -76,12 +82,6 @@ class Handle(Generic[R]):
     def output_tokens(self) -> int:
         """Tokens that have come so far, of all its samples."""
         return len(self.pieces)
-
-    def give_up(self) -> None:
-        """The same without waiting, and without a word if the engine has ended."""
-        if not self.is_done:
-            with contextlib.suppress(UserError):
-                self._feed.driver.later(lambda: self._feed.take_back(self, f"{self.name} was given up"))
 
     def __iter__(self) -> Iterator[Piece]:
         changed, place = threading.Event(), 0

@@ -26,7 +26,7 @@ from typing import Any
 
 from repro import display
 from repro.checks import shown
-from repro.engine.loop import Engine, Observer
+from repro.engine.loop import Engine
 from repro.engine.scheduler import Batching, Prefill, Scheduler, SchedulerOutput
 from repro.engine.sequence import Request, SequenceGroup, Status
 from repro.errors import UserError
@@ -43,6 +43,7 @@ from repro.feed.receipt import (
     Receipt,
 )
 from repro.feed.standstills import Standstills
+from repro.history.watching import OfOneRun
 
 
 class _Life:
@@ -71,7 +72,7 @@ class _Life:
         return Receipt(*about, dict(self.causes), culprits, *counts)
 
 
-class Receipts(Observer):
+class Receipts(OfOneRun):
     """Give it to an engine as an observer, before anything has run. It keeps the receipts of all that have ended, until
     `end` fetches them, as whoever feeds an engine does.
 
@@ -79,7 +80,6 @@ class Receipts(Observer):
     these numbers."""
 
     def __init__(self) -> None:
-        self._engine: Engine | None = None
         self._is_static = False  # it has static batches
         self._lives: dict[int, _Life] = {}  # of those that have not ended
         self._ended: dict[int, _Life] = {}
@@ -135,8 +135,7 @@ class Receipts(Observer):
     # An iteration
 
     def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
-        if engine is not self._engine:
-            self._begin(engine, output)
+        super().observe(engine, output, start_s)
         scheduler, now_s = engine.scheduler, engine.clock.now
         # Those that decoded do so again, unless one has ended, was driven out, or was swapped in.
         if self._swapped or output.preempted or len(output.decodes) != len(self._decoding):
@@ -163,11 +162,8 @@ class Receipts(Observer):
         self._queue.note(bool(stands), not scheduler.waiting, start_s)
         self._prompts = prompts
 
-    def _begin(self, engine: Engine, output: SchedulerOutput) -> None:
-        if self._engine is not None or output.iteration:
-            said = "these Receipts have watched another run" if self._engine else "this engine has run before"
-            raise UserError(f"{said}; give each run Receipts() of its own, from its beginning")
-        self._engine, self._is_static = engine, engine.scheduler.config.batching is Batching.REQUEST
+    def begin(self, engine: Engine) -> None:
+        self._is_static = engine.scheduler.config.batching is Batching.REQUEST
 
     # What becomes of requests
 

@@ -28,6 +28,7 @@ from repro.harness.experiment import Run
 from repro.harness.verify import problems_of_run
 from repro.harness.workers import fresh_processes, left_in_flight
 from repro.hashing import NO_SPACE, WriteError, leftovers, temporary_name
+from repro.report.notebooks import quick_imports
 
 _SECONDS_BETWEEN_LINES = 60.0  # of a line that is redrawn, in a log
 
@@ -68,9 +69,10 @@ def execute(run: Run, overrides: Mapping[str, Any]) -> Path:
 
     Raises UserError (as raised in the notebook, or for a notebook that is absent or not an experiment's),
     NotebookError, KeyboardInterrupt."""
-    import papermill
-    from nbclient.exceptions import DeadKernelError
-    from papermill.exceptions import PapermillExecutionError
+    with quick_imports():
+        import papermill
+        from nbclient.exceptions import DeadKernelError
+        from papermill.exceptions import PapermillExecutionError
 
     print(f"{run.stem}: {run.title}", file=sys.stderr, flush=True)
     source = run.folders.notebooks / f"{run.stem}.ipynb"

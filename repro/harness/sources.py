@@ -35,12 +35,16 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class Sources:
-    """The project's source files as they are on disk now, read once each. Made anew for each run: its workers start
-    fresh from the files."""
+    """The project's source files as they are on disk now, read once each. Made anew whenever points are identified:
+    files may have changed, and workers start fresh from them."""
 
     def __init__(self) -> None:
         self.digest = functools.cache(self._digest)
-        self._module = functools.cache(lambda name: _Module(name, path) if (path := self.path(name)) else None)
+        self._module = functools.cache(self._parsed)
+
+    def _parsed(self, name: str) -> _Module | None:
+        path = self.path(name)
+        return _parsed(name, path, path.read_text(encoding="utf-8"), paths.studies_package()) if path else None
 
     def _digest(self, roots: frozenset[Part]) -> str:
         """The hash of all the code and data that the given parts reach."""
@@ -84,17 +88,17 @@ class _Module:
     """One source file in parts: "*", the whole; where names are followed, also each top-level name, and "" for the
     statements that may do more than bind one, which count with every name."""
 
-    def __init__(self, name: str, path: Path) -> None:
+    def __init__(self, name: str, path: Path, source: str, studies: str) -> None:
         self._name, self._package = name, name if path.name == "__init__.py" else name.rpartition(".")[0]
         self.read = functools.cache(self._read)
         try:
-            body = normalised(ast.parse(path.read_text(encoding="utf-8"))).body
+            body = normalised(ast.parse(source)).body
         except SyntaxError as error:
             raise UserError(f"{path}, line {error.lineno}: {error.msg}") from error
         if is_face := name == _PACKAGE.name:
             body += _lazy_imports(body)
         self.parts: dict[str, list[ast.stmt]] = {"*": body}
-        if is_face or f"{name}.".startswith((f"{_PACKAGE.name}.studies.", f"{paths.studies_package()}.")):
+        if is_face or f"{name}.".startswith((f"{_PACKAGE.name}.studies.", f"{studies}.")):
             self.parts[""] = []
             for bound, statement in (binding for whole in body for binding in _bindings(whole)):
                 self.parts.setdefault(bound, []).append(statement)
@@ -106,6 +110,10 @@ class _Module:
         used = ["", *(used for used in names_in(tree) if used.partition(".")[0] in self.parts)]
         links = [(self._name, name) for name in used] + imports_of(tree, self._package, attribute)
         return sha256_text(canonical_source(tree)), links
+
+
+#: A notebook identifies its points five times, and parsing is most of that: what has the same source is parsed once.
+_parsed = functools.lru_cache(maxsize=1024)(_Module)
 
 
 def _lazy_imports(body: list[ast.stmt]) -> list[ast.stmt]:

@@ -16,6 +16,7 @@ from repro import display
 from repro.checks import shown
 from repro.errors import UserError
 from repro.hashing import sha256_json, write_atomically
+from repro.history.memory_map import MemoryMap, Moment
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,12 +44,17 @@ def show_whole_tables() -> None:
 
 
 def to_frame(things: Any) -> pd.DataFrame:
-    """Whatever has rows, for pandas: what has a `to_frame` of its own, or several things that are a row each, such as
-    receipts, events, outcomes and requests. UserError for anything else."""
+    """Whatever has rows, for pandas: what has a `to_frame` of its own, the bills of a memory map, the block tables of
+    one of its moments, or several things that are a row each, such as receipts, events, outcomes and requests.
+    UserError for anything else."""
     import pandas as pd
 
     if hasattr(things, "to_frame"):
         return things.to_frame()
+    if isinstance(things, MemoryMap):
+        return pd.DataFrame(things.rent())
+    if isinstance(things, Moment):
+        return pd.DataFrame(things.rows())
     is_one, is_several = hasattr(things, "row"), isinstance(things, Iterable) and not isinstance(things, str | Mapping)
     found = [things] if is_one else list(things) if is_several else []
     if not (is_one or is_several) or not all(hasattr(one, "row") for one in found):

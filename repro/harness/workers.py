@@ -3,7 +3,9 @@
 Points go to worker processes one by one, the heaviest first, and the worker itself keeps the result. A point that
 raises does not stop the others. A worker that dies (killed for memory, say) takes the pool with it: the points that
 were in flight are then tried again one at a time, so that the one to blame is known by name. Workers are fresh
-processes, never forks."""
+processes, never forks.
+
+Where POOL names a cluster (repro.harness.cluster), its workers compute what can travel, and this process keeps it."""
 
 from __future__ import annotations
 
@@ -13,22 +15,21 @@ import signal
 import textwrap
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from joblib import cpu_count
 from joblib.externals.loky import ProcessPoolExecutor
 from joblib.externals.loky.process_executor import BrokenProcessPool, TerminatedWorkerError
 
-from repro.errors import Brief, UserError, left_out
-from repro.harness.point import Point
+from repro.errors import Brief, UserError
+from repro.harness.cluster import Cluster, can_travel, check_pool, connected
+from repro.harness.computing import Computed, Failure, Task, computed, failure, keep
 from repro.harness.progress import Progress
-from repro.harness.store import PointStore, check_tables
+from repro.harness.store import PointStore
 from repro.hashing import WriteError, leftovers, temporary_name, write_atomically
 
 _IN_FLIGHT = "in-flight"
@@ -38,26 +39,6 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 
 class PointError(Brief, RuntimeError):
     """Points could not be computed; the message names each one and its cause. Finished points are kept."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """One missing point with its key, its name for messages, and what is written beside its rows."""
-
-    key: str
-    label: str
-    point: Point
-    about: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a point has no result."""
-
-    label: str
-    kind: str  # "folder" (nothing can be written), "bug", or "user" (its message is for the user)
-    cause: str
-    details: str = ""
 
 
 def number_of_workers(named: str) -> int:
@@ -76,20 +57,26 @@ def compute(tasks: list[Task], store: PointStore, name: str, kept: list[tuple[st
     `name` is that of the whole; `kept` are points of earlier runs: function, seconds, weight. Raises UserError or
     PointError after all other points are finished; KeyboardInterrupt at once."""
     failures: list[Failure] = []
-    shared = number_of_workers(os.environ.get("JOBS", ""))
-    progress = Progress(name, [(task.about["function"], task.point.weight) for task in tasks], kept, shared)
-    try:
+    shared, far = number_of_workers(os.environ.get("JOBS", "")), check_pool(os.environ.get("POOL", ""))
+    travelling = {task.key for task in tasks if far and can_travel(task.point)}
+    with ExitStack() as held:
+        cluster = held.enter_context(connected(far)) if travelling else None
+        todo = [(task.about["function"], task.point.weight) for task in tasks]
+        progress = Progress(name, todo, kept, cluster.workers if cluster else shared)
+        held.callback(progress.close)
+        if cluster:
+            note = held.enter_context(_in_flight_file(store))
+            waiting = _heaviest_last([task for task in tasks if task.key in travelling])
+            _compute_all(waiting, cluster, store, progress, failures, note)
         for alone in (False, True):
-            todo = [task for task in tasks if task.point.alone is alone]
-            waiting = sorted(todo, key=lambda task: -task.point.weight)[::-1]
+            here = [task for task in tasks if task.key not in travelling]
+            waiting = _heaviest_last([task for task in here if task.point.alone is alone])
             suspects: list[tuple[Task, BaseException]] = []
             while waiting:
                 suspects += _compute_in_pool(waiting, 1 if alone else shared, store, progress, failures)
             for suspect, _ in suspects:
                 for task, error in _compute_in_pool([suspect], 1, store, progress, failures):
                     failures.append(Failure(task.label, "bug", _why_it_died(error)))
-    finally:
-        progress.close()
     _raise(failures, len(tasks))
 
 
@@ -102,37 +89,70 @@ def _compute_in_pool(
     progress.give_up()  # what a worker that died left behind
     env = {} if waiting[0].point.alone else _ONE_THREAD
     with fresh_processes(workers, env) as pool, _in_flight_file(store) as note:
-        running: dict[Future[Failure | float], Task] = {}
-        while waiting or running:
-            while waiting and len(running) < workers:
-                task = waiting.pop()
-                note([*running.values(), task])
-                try:
-                    running[pool.submit(_compute_one, task, store)] = task
-                except BrokenProcessPool as error:
-                    return [(task, error) for task in [*running.values(), task]]
-                progress.start(task.key, task.about["function"], task.point.weight, task.label.partition(": ")[2])
-            finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-            died: BrokenProcessPool | None = None
-            for future in finished:
-                if isinstance(error := future.exception(), BrokenProcessPool):
-                    died = error
-                    continue
-                task = running.pop(future)
-                outcome = future.result() if error is None else _failure(task, error)
-                if isinstance(outcome, float):
-                    progress.finish(task.key, outcome)
-                    continue
-                progress.give_up(task.key)
-                failures.append(outcome)
-                if outcome.kind == "folder":
-                    waiting.clear()
-            if died is not None:
-                return [(task, died) for task in running.values()]
-            if finished:
-                note(list(running.values()))
-            progress.show()
+        return _compute_all(waiting, _Local(pool, workers, store), store, progress, failures, note)
+
+
+@dataclass(frozen=True)
+class _Local:
+    """Worker processes of this machine, which keep what they compute."""
+
+    pool: ProcessPoolExecutor
+    size: int
+    store: PointStore
+
+    def submit(self, task: Task) -> Future[Failure | Computed | float]:
+        return self.pool.submit(_compute_one, task, self.store)
+
+
+def _compute_all(
+    waiting: list[Task],
+    pool: _Local | Cluster,
+    store: PointStore,
+    progress: Progress,
+    failures: list[Failure],
+    note: Callable[[list[Task]], None],
+) -> list[tuple[Task, BaseException]]:
+    """What `_compute_in_pool` does, in a pool that is there."""
+    running: dict[Future[Failure | Computed | float], Task] = {}
+    while waiting or running:
+        size = pool.size
+        while waiting and len(running) < size:
+            task = waiting.pop()
+            note([*running.values(), task])
+            try:
+                running[pool.submit(task)] = task
+            except BrokenProcessPool as error:
+                return [(task, error) for task in [*running.values(), task]]
+            progress.start(task.key, task.about["function"], task.point.weight, task.label.partition(": ")[2])
+        finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
+        died: BrokenProcessPool | None = None
+        for future in finished:
+            error = CancelledError() if future.cancelled() else future.exception()
+            if isinstance(error, BrokenProcessPool):
+                died = error
+                continue
+            task = running.pop(future)
+            outcome = future.result() if error is None else failure(task, error)
+            if isinstance(outcome, Computed):
+                outcome = keep(task, store, outcome)
+            if isinstance(outcome, float):
+                progress.finish(task.key, outcome)
+                continue
+            progress.give_up(task.key)
+            failures.append(outcome)
+            if outcome.kind in ("folder", "refused"):
+                waiting.clear()
+        if died is not None:
+            return [(task, died) for task in running.values()]
+        if finished:
+            note(list(running.values()))
+        progress.show()
     return []
+
+
+def _heaviest_last(tasks: list[Task]) -> list[Task]:
+    """In the order in which they are taken off the end."""
+    return sorted(tasks, key=lambda task: -task.point.weight)[::-1]
 
 
 @contextmanager
@@ -204,17 +224,7 @@ def _follow_parent(parent: int) -> None:
 
 def _compute_one(task: Task, store: PointStore) -> Failure | float:
     """In a worker: compute one point and keep it; the seconds that it took."""
-    try:
-        start = time.perf_counter()
-        tables = check_tables(task.point.function(**task.point.arguments), task.point.table)
-        about = {**task.about, "seconds": round(time.perf_counter() - start, 6)}
-    except Exception as error:
-        return _failure(task, error)
-    try:
-        store.write(task.key, tables, about)
-    except WriteError as error:
-        return Failure(task.label, "folder", str(error))
-    return about["seconds"]
+    return keep(task, store, computed(task))
 
 
 def _why_it_died(error: BaseException) -> str:
@@ -224,22 +234,15 @@ def _why_it_died(error: BaseException) -> str:
     return f"{twice}; most likely it needs more memory than there is"
 
 
-def _failure(task: Task, error: BaseException) -> Failure:
-    if isinstance(error, ModuleNotFoundError):
-        error = left_out(error)
-    if isinstance(error, UserError):
-        return Failure(task.label, "user", str(error))
-    details = "".join(traceback.format_exception(error))
-    return Failure(task.label, "bug", f"{type(error).__name__}: {error}", details)
-
-
 def _raise(failures: list[Failure], total: int) -> None:
     """Raise what one failure stands for: a folder that cannot be written to, else a bug, else what a user can mend."""
     if not failures:
         return
-    first = min(failures, key=lambda failure: ("folder", "bug", "user").index(failure.kind))
+    first = min(failures, key=lambda failure: ("folder", "refused", "bug", "user").index(failure.kind))
     if first.kind == "folder":
         raise WriteError(first.cause)
     others = f" ({len(failures)} of {total} points failed, this is the first; finished points are kept)"
     message = f"{first.label}: {first.cause}{others if total > 1 else ''}"
-    raise UserError(message) if first.kind == "user" else PointError(f"{message}\n{first.details}".rstrip())
+    raise (
+        UserError(message) if first.kind in ("refused", "user") else PointError(f"{message}\n{first.details}".rstrip())
+    )

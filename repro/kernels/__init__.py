@@ -132,9 +132,9 @@ def cache_pointers(caches: Sequence[Tensor], device: torch.device) -> Tensor:
 
 def _implementation(cache: Tensor, module: str) -> ModuleType:
     if not cache.is_cuda:
-        from repro.kernels import reference
+        from repro.kernels import cpu
 
-        return reference
+        return cpu
     return import_module(f"repro.kernels.{module}")
 
 

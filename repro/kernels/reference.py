@@ -1,7 +1,7 @@
 """Plain-torch references of every kernel, with the same signatures.
 
-They define what the Triton kernels must compute, and they are the CPU executor's implementation. Each sequence is
-attended on its own, so that its result does not depend on what else is in the batch. The layout is that of
+They define what the Triton kernels must compute, and what the CPU runs (`repro.kernels.cpu`). Each sequence is attended
+on its own, so that its result does not depend on what else is in the batch. The layout is that of
 `repro.kernels`."""
 
 from collections.abc import Sequence

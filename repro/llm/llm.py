@@ -31,6 +31,7 @@ from repro.engine.memory import KVCacheManager
 from repro.engine.memory.prefix_cache import PrefixCachingKVCacheManager
 from repro.engine.sequence import Request
 from repro.errors import UserError
+from repro.history.recipe import Setup
 from repro.llm import models
 from repro.llm.executor import TorchExecutor
 from repro.llm.kv_store import KVStore
@@ -39,7 +40,7 @@ from repro.llm.pace import settle
 from repro.llm.pool import MOST_GIB, PoolSize, boot_line
 from repro.llm.recorder import Recorder
 from repro.llm.requests import Asked, Encoder, asked_of, conversations_of
-from repro.llm.results import Generation, RequestResult, result_of, statistics_of
+from repro.llm.results import Generation, RequestResult, recorded_of, result_of, statistics_of
 from repro.llm.sampler import derived_seed, seed_of
 from repro.llm.sequences import Decoding
 from repro.llm.serving import Serving
@@ -128,8 +129,11 @@ class LLM:
 
     def _manager(self) -> KVCacheManager:
         """A memory manager that has stored nothing yet."""
-        sizes = self.num_blocks, self.block_size, self.loaded.config.max_model_len, self.num_cpu_blocks
-        return self.system.manager(*sizes, lambda request: self.executor.block_hashes(request))
+        return self.system.manager(*self._sizes, lambda request: self.executor.block_hashes(request))
+
+    @property
+    def _sizes(self) -> tuple[int, int, int, int]:
+        return self.num_blocks, self.block_size, self.loaded.config.max_model_len, self.num_cpu_blocks
 
     def reset_prefix_cache(self) -> None:
         """Forget the prompts of earlier calls."""
@@ -186,15 +190,18 @@ class LLM:
             outcomes = iter(Engine(scheduler, executor, clock, watching).run(requests))
             executor.flush()
         self._keep(manager)
-        results = []
+        results, ended = [], []
         for one in asked:
             states = [executor.finished.pop(request.request_id) for request in one.requests]
             results.append(result_of(one, states, [next(outcomes) for _ in states], self.tokenizer))
+            ended += states
         if self.system.prefix_caching:
             results = self._with_misses(asked, results, manager)
         moved, found = executor.store.blocks_moved - moved, manager.num_hit - found
         statistics = statistics_of(results, recorder, clock.now, scheduler.num_preemptions, moved, found)
-        return Generation(results, statistics, events, seed)
+        setup = Setup(self.system, *self._sizes, prefix=(_PREFIX, len(prefix_ids)) if len(prefix_ids) else None)
+        recorded = recorded_of(setup, requests, ended, recorder, events)
+        return Generation(results, statistics, events, seed, recorded)
 
     @user_facing
     def chat(

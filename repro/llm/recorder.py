@@ -9,13 +9,14 @@ from repro.llm.executor import TorchExecutor
 
 @dataclass
 class Recorder(Observer):
-    """Batch and pool usage of every iteration, the prompt tokens computed in all, and the progress bar."""
+    """Batch, pool usage and time of every iteration, the prompt tokens computed in all, and the progress bar."""
 
     executor: TorchExecutor
     progress: bool
     total: int = 0
     batch: list[int] = field(default_factory=list)
     usage: list[float] = field(default_factory=list)
+    times_s: list[tuple[float, float]] = field(default_factory=list)
     computed: int = 0
 
     def __enter__(self) -> "Recorder":
@@ -32,5 +33,6 @@ class Recorder(Observer):
         manager = engine.scheduler.manager
         self.batch.append(output.num_decode_seqs + sum(len(prefill.group.seqs) for prefill in output.prefills))
         self.usage.append(1 - manager.num_free_blocks / manager.num_blocks)
+        self.times_s.append((start_s, engine.clock.now))
         self.computed += output.num_prefill_tokens
         self._bar.update(len(self.executor.finished) - self._bar.n)

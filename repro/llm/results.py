@@ -1,5 +1,6 @@
 """What `LLM.generate` returns: samples, results, and what the engine did."""
 
+import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,11 @@ from repro import display
 from repro.engine.events import Event
 from repro.engine.loop import Outcome
 from repro.engine.memory import OpKind
+from repro.engine.memory.prefix_cache import Hashes, block_hashes
+from repro.engine.sequence import Request
+from repro.history.memory_map import MemoryMap
+from repro.history.recipe import Recipe, Setup
+from repro.history.recorded import Ends, Recorded
 from repro.llm.missed import Missed
 from repro.llm.recorder import Recorder
 from repro.llm.requests import Asked
@@ -120,6 +126,18 @@ class Generation:
     statistics: Statistics
     events: list[Event]
     seed: int
+    recorded: Recorded
+
+    @property
+    def recipe(self) -> Recipe:
+        """What it takes to run it again in the simulator: the same decisions. Its times are numbers of iterations."""
+        return self.recorded.recipe()
+
+    def memory_map(self) -> MemoryMap:
+        """Who held which block of the memory in each iteration: decided again in the simulator, at the times measured.
+
+        UserError if it comes out otherwise."""
+        return self.recorded.memory_map()
 
     def __repr__(self) -> str:
         """A line; the texts are in `results`, and a notebook shows them as a table."""
@@ -164,6 +182,33 @@ def result_of(one: Asked, states: list[RequestState], outcomes: list[Outcome], t
         best = row.best_logprobs if one.sampling.logprobs is not None else None
         samples.append(Sample(text, row.tokens, row.logprobs, reason, row.score, row.stop_reason, best))
     return RequestResult(prompt, ids, samples, together(outcomes, one.sampling), states[0].prompt_logprobs)
+
+
+def recorded_of(
+    setup: Setup, requests: list[Request], states: list[RequestState], recorder: Recorder, events: list[Event]
+) -> Recorded:
+    """A run of requests that have all ended, as it can be run again."""
+    finished = {event.request_id: event.detail["tokens"] for event in events if event.kind == "finish"}
+    ends, held = {}, {}
+    for request, state in zip(requests, states):
+        number, width = request.request_id, request.sampling.n
+        if request.sampling.use_beam_search:
+            length = finished[number]
+            ends[number] = Ends([length] * width, [length < request.output_tokens] * width)
+        else:
+            ends[number] = Ends([len(one.tokens) for one in state.sequences], [one.stopped for one in state.sequences])
+        held[number] = state.prompt, state.sequences[0].tokens if width == 1 else []
+
+    def hashes(block_size: int) -> Hashes:
+        @functools.cache
+        def of(number: int) -> list[bytes]:
+            prompt, output = held[number]
+            return block_hashes([*prompt.tolist(), *output], block_size)
+
+        return lambda request: of(request.request_id)
+
+    setup = replace(setup, hashes=hashes(setup.block_size))
+    return Recorded(setup, requests, events, ends, hashes=hashes, times_s=recorder.times_s)
 
 
 def together(outcomes: list[Outcome], sampling: SamplingParams) -> Outcome:

@@ -109,12 +109,17 @@ class Serving(Feed):
         one.ids = ids
         return self.driver.call(lambda: self._add(one, on_piece))
 
-    def add_all(self, prompts: list[list[int]], sampling: list[SamplingParams], priority: int) -> Future[list[Answer]]:
-        """Queue prompts, token ids, all or none of them, without waiting for it; errors as of `add`."""
+    def add_all(
+        self, prompts: list[list[int]], sampling: list[SamplingParams], priority: int, arrival_s: float
+    ) -> Future[list[Answer]]:
         asked = asked_of(prompts, sampling, None, [priority] * len(prompts))
         for one in asked:
             one.ids = self._encoder.encode(one.prompt, one.name)
-        return self.later_all([lambda one=one: self._add(one, None) for one in asked])
+        return self.later_all([lambda one=one: self._add(one, None) for one in asked], arrival_s)
+
+    def encode(self, prompt: object, name: str) -> list[int]:
+        """A text, or a list of token ids, as token ids. UserError for anything else."""
+        return self._encoder.encode(prompt, name).tolist()
 
     def __enter__(self) -> "Serving":
         return self

@@ -92,6 +92,7 @@ def make_app(backend: Backend, *, api_key: str | None = None) -> FastAPI:
     async def serve(request: Request, read: Callable[[dict[str, Any]], Ask]) -> Response:
         try:
             data, loop = await _body(request), asyncio.get_running_loop()
+            arrival_s = backend.feed.engine.clock.now  # before it is read, and before its prompts are encoded
         except ClientDisconnect:
             return Response()
 
@@ -103,7 +104,7 @@ def make_app(backend: Backend, *, api_key: str | None = None) -> FastAPI:
             else:
                 ids = [backend.encode(one, f"prompt {place}") for place, one in enumerate(ask.prompts)]
             sampling = [with_room(ask, len(one), backend.room(len(one), ask.sampling.n)) for one in ids]
-            return ask, backend.add_all(ids, sampling, ask.priority)
+            return ask, backend.feed.add_all(ids, sampling, ask.priority, arrival_s)
 
         ask, adding = await loop.run_in_executor(encoding, added)
         handles = await asyncio.wrap_future(adding)

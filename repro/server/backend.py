@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
 from repro.engine.config import Deployment
 from repro.engine.systems import System
 from repro.feed.feed import Feed, Watchers
-from repro.feed.handle import Handle
-from repro.sampling_params import SamplingParams
 from repro.server import words
 from repro.server.log import Held, RequestLog
 from repro.server.metrics import Metrics
@@ -41,9 +38,6 @@ class Backend(Protocol):
     def token_text(self, token_id: int) -> str:
         """One token as text."""
 
-    def add_all(self, prompts: list[list[int]], sampling: list[SamplingParams], priority: int) -> Future[list[Handle]]:
-        """Queue prompts, all or none of them; errors as of `Feed.later_all`."""
-
 
 def room(feed: Feed, system: System, max_model_len: int, prompt_tokens: int, n: int) -> int:
     """How many tokens each of n outputs may have at most, by the model's length and by the pool; below 1 if none."""
@@ -73,18 +67,17 @@ class RealBackend:
     def __init__(
         self, llm: LLM, *, max_waiting: int | None = None, with_events: bool = False, log: RequestLog | None = None
     ) -> None:
-        from repro.llm.requests import Encoder
         from repro.llm.serving import Serving
 
         self.name, self.max_model_len = llm.loaded.config.name, llm.loaded.config.max_model_len
         self.about = llm.boot_line
-        self._llm, self._encoder, self.metrics = llm, Encoder(llm.loaded), Metrics(self.name)
+        self._llm, self.metrics = llm, Metrics(self.name)
         keeping = {"with_events": with_events or log is not None, "max_waiting": max_waiting}
         self.feed = Serving(llm, **keeping, **_watching(self.metrics, log))
         _begin(self, log, llm.system, None, lambda answer, output: [*answer.asked.ids.tolist(), *output])
 
     def encode(self, prompt: object, name: str) -> list[int]:
-        return self._encoder.encode(prompt, name).tolist()
+        return self.feed.encode(prompt, name)
 
     def render(self, messages: list[dict[str, str]]) -> list[int]:
         return self._llm.chat_prompts(messages)[0][1]
@@ -94,9 +87,6 @@ class RealBackend:
 
     def token_text(self, token_id: int) -> str:
         return "" if self._llm.tokenizer is None else self._llm.tokenizer.decode([token_id])
-
-    def add_all(self, prompts: list[list[int]], sampling: list[SamplingParams], priority: int) -> Future[list[Handle]]:
-        return self.feed.add_all(prompts, sampling, priority)
 
 
 class SimulatedBackend:
@@ -138,6 +128,3 @@ class SimulatedBackend:
 
     def token_text(self, token_id: int) -> str:
         return words.text_of(token_id)
-
-    def add_all(self, prompts: list[list[int]], sampling: list[SamplingParams], priority: int) -> Future[list[Handle]]:
-        return self.feed.add_all(prompts, sampling, priority)

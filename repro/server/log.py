@@ -4,7 +4,7 @@ The first line says what serves. The names of lengths and times are those of Moo
 trace FILE` reads a log, too: its first line counts there as a request without tokens. A line is written when its
 request has ended:
 
-    timestamp        ms from the engine's start until the request was handed to it
+    timestamp        ms from the engine's start until the request had come
     input_length, output_length   tokens of the prompt, and of the longest output; `output_lengths` has each sample's
     max_tokens, n, beams, priority
     hash_ids         what its full blocks hold, where prefixes are found by that: equal numbers, equal blocks up to here

@@ -152,13 +152,14 @@ class SimulatedServing(Feed):
         self._ended: list[Request] = []
         self.start()
 
-    def add_all(self, prompts: list[list[int]], sampling: list[SamplingParams], priority: int) -> Future[list[Answer]]:
-        """Queue prompts, token ids, all or none of them, without waiting for it. QueueFull when as many wait as may;
-        UserError for what cannot be run."""
+    def add_all(
+        self, prompts: list[list[int]], sampling: list[SamplingParams], priority: int, arrival_s: float
+    ) -> Future[list[Answer]]:
         whole("priority", priority, -(2**63))
         for index, (ids, one) in enumerate(zip(prompts, sampling)):
             self._check(f"prompt {index}", ids, one)
-        return self.later_all([lambda args=args: self._add(*args, priority) for args in zip(prompts, sampling)])
+        adding = [lambda args=args: self._add(*args, priority) for args in zip(prompts, sampling)]
+        return self.later_all(adding, arrival_s)
 
     def _check(self, name: str, ids: list[int], sampling: SamplingParams) -> None:
         if not ids:

@@ -7,11 +7,9 @@ Studies are built from these functions; what a run returns is numbers only."""
 
 from __future__ import annotations
 
-import gc
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from repro import display
@@ -23,6 +21,8 @@ from repro.engine.memory.prefix_cache import Hashes
 from repro.engine.sequence import SamplingParams
 from repro.engine.systems import System
 from repro.errors import UserError
+from repro.history.memory_map import MemoryMap
+from repro.history.recipe import Recipe, Setup, joining
 from repro.simulate import profiles
 from repro.simulate.cost_model import CostModel
 from repro.simulate.executor import SimulatedExecutor
@@ -49,10 +49,12 @@ def trace_seconds(model: str, system: str = "vllm") -> float:
 class Served:
     """A finished run: outcomes in the order of the trace, and the engine as it stands at the end.
 
-    `log` and `samples` are what was recorded on the way, None if that was not asked for."""
+    `made` is what it was made from. `log` and `samples` are what was recorded on the way, None if that was not asked
+    for."""
 
     outcomes: list[Outcome]
     engine: Engine
+    made: Recipe
     log: list[Event] | None = None
     samples: UsageSamples | None = None
 
@@ -77,6 +79,18 @@ class Served:
 
     def _repr_html_(self) -> str:
         return display.indexed(repr(self), len(self.outcomes), lambda number: self.outcomes[number].row())
+
+    @property
+    def recipe(self) -> Recipe:
+        """What it takes to run it again."""
+        return replace(self.made, events=self.log, outcomes=self.outcomes)
+
+    @user_facing
+    def memory_map(self) -> MemoryMap:
+        """Who held which block of the memory in each iteration: the run is made again, watched.
+
+        UserError if it comes out otherwise: a policy of its own then does not decide the same for the same requests."""
+        return self.recipe.memory_map()
 
     @property
     def latency_s_per_token(self) -> float:
@@ -131,8 +145,6 @@ def serve(
     instance("trace", trace, Trace, "a Trace, such as repro.make_trace makes")
     if not isinstance(deployment, Deployment):
         deployment = lookup("deployment", DEPLOYMENTS, deployment)
-    if not isinstance(system, System):
-        system = system_for(system, deployment, trace.name)
     block_size = check_block_size(block_size)
     instance("sampling", sampling, SamplingParams, "a SamplingParams")
     if log is not None:
@@ -146,40 +158,54 @@ def serve(
         number("usage_every_s", usage_every_s, 0, above=True)
     if cost_model is not None and not hasattr(cost_model, "step_times"):
         instance("cost_model", cost_model, CostModel, "what repro.cost_model(profile, deployment) makes")
-    if cost_model is None and system.name == "faster-transformer":
-        cost_model = profiles.faster_transformer_costs(deployment)
-    elif cost_model is None:
-        cost_model = profiles.cost_model("a100-2023", deployment, block_size, beam_search=sampling.use_beam_search)
-    system = system.for_length(deployment.model.max_model_len)
-    block_bytes = block_size * deployment.model.kv_bytes_per_token // deployment.num_gpus
-    manager = system.manager(
-        deployment.num_blocks(block_size),
-        block_size,
-        deployment.model.max_model_len,
-        SWAP_SPACE_BYTES // block_bytes,
-        hashes or hashes_of(shared_prefix_tokens, block_size, sampling.n if system.splits_samples else 1),
-    )
-    prefix_id = PREFIX if shared_prefix_tokens else None
-    if prefix_id and system.reservation is None and not system.prefix_caching:
-        manager.store_prefix(prefix_id, shared_prefix_tokens)
     samples = None if usage_every_s is None else UsageSamples(0.0, math.inf, usage_every_s)
     watching = [*several("observers", observers, Observer, "a list of Observers"), *([samples] if samples else [])]
-    engine = Engine(system.decide(manager, log), SimulatedExecutor(cost_model, beams), observers=watching)
-    requests = requests_of(trace, sampling, prefix_id, system.splits_samples)
-    with _collector_paused():
-        return Served(engine.run(requests), engine, log, samples)
+    asked = _Asked(deployment, trace, cost_model, sampling, shared_prefix_tokens, beams, (block_size, hashes))
+    made = asked.recipe(system, block_size)
+    ran = made.run(log, watching)
+    return Served(list(ran.outcomes.values()), ran.engine, made, log, samples)
 
 
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """No cyclic garbage collection meanwhile: a run makes many objects, no cycles, and scanning takes a third of it."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+@dataclass(frozen=True)
+class _Asked:
+    """What was asked of `serve`, but for the system and its blocks; `hashes` are of blocks of this size."""
+
+    deployment: Deployment
+    trace: Trace
+    cost_model: CostModel | None
+    sampling: SamplingParams
+    shared_prefix_tokens: int
+    beams: ParentChoices | None
+    hashes: tuple[int, Hashes | None]
+
+    def recipe(self, system: System | str, block_size: int) -> Recipe:
+        """The run with this system and blocks of this size, in the deployment's slots."""
+        deployment, costs = self.deployment, self.cost_model
+        if not isinstance(system, System):
+            system = system_for(system, deployment, self.trace.name)
+        if costs is None and system.name == "faster-transformer":
+            costs = profiles.faster_transformer_costs(deployment)
+        elif costs is None:
+            is_beam = self.sampling.use_beam_search
+            costs = profiles.cost_model("a100-2023", deployment, block_size, beam_search=is_beam)
+        system = system.for_length(deployment.model.max_model_len)
+        block_bytes = block_size * deployment.model.kv_bytes_per_token // deployment.num_gpus
+        size, hashes = self.hashes
+        if hashes is not None and size != block_size:
+            raise UserError(f"block_size = {block_size}: the run was given hashes of blocks of {size} tokens")
+        width = self.sampling.n if system.splits_samples else 1
+        prefix_id = PREFIX if self.shared_prefix_tokens else None
+        setup = Setup(
+            system,
+            deployment.num_blocks(block_size),
+            block_size,
+            deployment.model.max_model_len,
+            SWAP_SPACE_BYTES // block_bytes,
+            hashes or hashes_of(self.shared_prefix_tokens, block_size, width),
+            (prefix_id, self.shared_prefix_tokens) if prefix_id else None,
+        )
+        requests = requests_of(self.trace, self.sampling, prefix_id, system.splits_samples)
+        return Recipe(setup, joining(requests), SimulatedExecutor(costs, self.beams), remade=self.recipe)
 
 
 def crossing(latency: Callable[[float], float], start: float, level: float = 0.5, precision: float = 0.01) -> float:

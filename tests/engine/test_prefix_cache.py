@@ -160,8 +160,8 @@ FAULTS = {
     ),
     "the whole prompt is found": (
         PrefixCachingKVCacheManager,
-        "_match",
-        lambda self, group: [self.gpu.found[one] for one in self._hashes(group.request) if one in self.gpu.found],
+        "match",
+        lambda self, group: [self.gpu.found[one] for one in self.hashes(group.request) if one in self.gpu.found],
     ),
     "found blocks count as free": (
         PrefixCachingKVCacheManager,
@@ -173,7 +173,7 @@ FAULTS = {
         "_keep",
         lambda self, group, first, num_tokens: [
             self.gpu.keep(block, content)
-            for block, content in zip(self._tables[group.seqs[0]][1:], self._hashes(group.request))
+            for block, content in zip(self._tables[group.seqs[0]][1:], self.hashes(group.request))
         ],
     ),
 }

@@ -233,7 +233,7 @@ def test_what_cannot_be_is_said():
         return engine.run([Request(0, 0.0, 3, 2, SamplingParams())])
 
     again()
-    with pytest.raises(UserError, match=r"have watched another run; give each run Receipts\(\) of its own"):
+    with pytest.raises(UserError, match="Receipts: it has watched another run; give each run one of its own"):
         again()
     engine = Engine(Scheduler(PagedKVCacheManager(100)), SimulatedExecutor(FLAT))
     engine.run([Request(0, 0.0, 3, 2, SamplingParams())])

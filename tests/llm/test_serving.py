@@ -189,7 +189,7 @@ def test_an_engine_that_fails_tells_all_that_wait(spoken, monkeypatch):
     engine = engine_of(spoken)
     with engine.serving() as serving:
         monkeypatch.setattr(engine.executor.runner, "decode", lambda batch: 1 / 0)
-        for answer in serving.add_all(PROMPTS, [LONG] * 6, 0).result():  # all of them before the next iteration
+        for answer in serving.add_all(PROMPTS, [LONG] * 6, 0, 0.0).result():  # all of them before the next iteration
             with pytest.raises(ZeroDivisionError):
                 answer.result(20)
         with pytest.raises(UserError, match="has ended"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from nbformat import v4
 from test_page import check_links
 
 from repro.report import notebooks
+from repro.setup.environment import ROOT
 
 ROWS = "ab" * 32
 
@@ -129,3 +131,27 @@ def test_a_rendering_stays_where_nothing_was_executed(folders: tuple[Path, Path]
     first = rendering(*folders).read_bytes()
     (folders[0] / "mine" / "mine.ipynb").unlink()
     assert rendering(*folders).read_bytes() == first
+
+
+def test_no_schema_of_a_notebook_needs_the_grammar_that_quick_imports_leave_out() -> None:
+    schemas = list(Path(v4.__file__).parent.parent.glob("v*/*.schema.json"))
+    assert len(schemas) > 5
+    assert not [path.name for path in schemas if re.search(r'"format": *"iri', path.read_text(encoding="utf-8"))]
+
+
+def test_quick_imports_leave_out_the_grammar_and_what_python_may_import_later() -> None:
+    program = """
+import sys
+from repro.report.notebooks import quick_imports
+with quick_imports():
+    import papermill, nbconvert, jsonschema
+assert "rfc3987_syntax" not in sys.modules
+checker = jsonschema.Draft7Validator.FORMAT_CHECKER
+assert "iri" not in checker.checkers and {"date", "email", "ipv4", "regex"} <= set(checker.checkers)
+sys.modules["rfc3987_syntax"] = kept = object()
+with quick_imports():
+    pass
+assert sys.modules["rfc3987_syntax"] is kept
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

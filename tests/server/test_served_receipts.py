@@ -105,7 +105,7 @@ def test_nobody_gets_a_receipt_who_does_not_ask_and_none_is_kept():
 
 def test_one_that_is_taken_back_has_its_receipt_too():
     backend = simulated(cost_model=FAST)
-    handle = backend.add_all([[1, 2]], [_sampling()], 0).result(20)[0]
+    handle = backend.feed.add_all([[1, 2]], [_sampling()], 0, 0.0).result(20)[0]
     until(lambda: handle.pieces)
     handle.abort()
     (receipt,) = handle.receipts.values()

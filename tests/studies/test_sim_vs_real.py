@@ -162,11 +162,11 @@ def test_bad_parameters_are_refused_by_name(changes, named):
 
 
 def test_a_tiny_model_is_measured_and_predicted_on_this_cpu(monkeypatch):
-    """The smoke scale, a little shorter. What decides cannot differ; how long steps take is this machine's, so only
-    roughly."""
+    """The smoke scale, on a smaller grid of steps. What decides cannot differ; how long steps take is this machine's,
+    so only roughly."""
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(calibrate, "CPU_GRID", calibrate.Grid((1, 8, 40), (0, 8, 32), (8, 64, 256), steps=4, cycles=2))
-    smoke = open_experiment("sim_vs_real", "smoke", {"warm_s": 0.3, "stop_s": 1.0})
+    smoke = open_experiment("sim_vs_real", "smoke")
     assert smoke.measures_time and smoke.params.cpu_model == "tiny"
     (here,) = [point for point in study.points(smoke.params) if point.alone]
     before = torch.get_num_threads()

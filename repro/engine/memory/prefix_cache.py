@@ -117,9 +117,9 @@ class PrefixCachingKVCacheManager(PagedKVCacheManager):
         self.gpu: CachingBlockAllocator = CachingBlockAllocator(self.num_blocks)
         self.num_asked = self.num_hit = 0
         self.starts: dict[int, Start] = {}
-        self._hashes = hashes
+        self.hashes = hashes
         self._hits: dict[SequenceGroup, int] = {}  # blocks, of groups that have memory
-        # The last answer of `_match`, to whom, and how many changes there had been: who is first in the queue is asked
+        # The last answer of `match`, to whom, and how many changes there had been: who is first in the queue is asked
         # for in every iteration, and three times when it starts.
         self._last: tuple[SequenceGroup | None, int, list[int]] = (None, 0, [])
 
@@ -130,12 +130,12 @@ class PrefixCachingKVCacheManager(PagedKVCacheManager):
     def store_prefix(self, prefix_id: str, num_tokens: int) -> int:
         raise UserError("a prefix cache finds shared prefixes by itself; use the system without it to declare one")
 
-    def _contents(self, group: SequenceGroup, num_tokens: int) -> Items[bytes]:
+    def contents(self, group: SequenceGroup, num_tokens: int) -> Items[bytes]:
         """What the full blocks of the first `num_tokens` hold. Several sequences have their prompt in common alone."""
         known = num_tokens if group.request.sampling.n == 1 else min(num_tokens, group.request.prompt_tokens)
-        return self._hashes(group.request)[: known // self.block_size]
+        return self.hashes(group.request)[: known // self.block_size]
 
-    def _match(self, group: SequenceGroup) -> list[int]:
+    def match(self, group: SequenceGroup) -> list[int]:
         """The blocks that hold the beginning of the tokens of a group that waits, but for the last one."""
         asked, changes, found = self._last
         if asked is group and changes == self.gpu.num_changes:
@@ -143,7 +143,7 @@ class PrefixCachingKVCacheManager(PagedKVCacheManager):
         found = []
         several = group.request.sampling.n > 1
         most = (group.request.prompt_tokens if several else group.num_stored(0)) - 1
-        for content in self._contents(group, most):
+        for content in self.contents(group, most):
             if (block := self.gpu.found.get(content)) is None:
                 break
             found.append(block)
@@ -152,7 +152,7 @@ class PrefixCachingKVCacheManager(PagedKVCacheManager):
 
     def prefix_tokens(self, group: SequenceGroup) -> int:
         held = self._hits.get(group)
-        return self.block_size * (len(self._match(group)) if held is None else held)
+        return self.block_size * (len(self.match(group)) if held is None else held)
 
     def blocks_at_most(self, group: SequenceGroup) -> int:
         """As if nothing were found."""
@@ -161,15 +161,15 @@ class PrefixCachingKVCacheManager(PagedKVCacheManager):
         return full + (self.cdiv(request.prompt_tokens + request.output_tokens - 1) - full) * request.sampling.n
 
     def can_allocate(self, group: SequenceGroup, num_tokens: int) -> bool:
-        revived = sum(not self.gpu.ref_counts[block] for block in self._match(group))
+        revived = sum(not self.gpu.ref_counts[block] for block in self.match(group))
         return self.blocks_needed(group, num_tokens) + revived + self.watermark_blocks <= self.gpu.num_free
 
     def allocate(self, group: SequenceGroup, num_tokens: int) -> None:
-        common, (_, num_shared, num_own) = self._match(group), self.layout(group, num_tokens)
+        common, (_, num_shared, num_own) = self.match(group), self.layout(group, num_tokens)
         self._hits[group] = len(common)
         self.num_asked += group.num_stored(0)
         self.num_hit += len(common) * self.block_size
-        missed = self._contents(group, group.num_stored(0))[len(common) :]
+        missed = self.contents(group, group.num_stored(0))[len(common) :]
         evicted = tuple(self.gpu.evicted[content] for content in missed if content in self.gpu.evicted)
         self.starts[group.request.request_id] = Start(len(common) * self.block_size, evicted)
         self.gpu.taker = group.request.request_id
@@ -191,7 +191,7 @@ class PrefixCachingKVCacheManager(PagedKVCacheManager):
         """From block `first` on, full blocks of the first `num_tokens` are found from now on: what is computed in an
         iteration is written before anything in it is read."""
         table = self._tables[group.seqs[0]]
-        for block, content in zip(table[first:], self._contents(group, num_tokens)[first:]):
+        for block, content in zip(table[first:], self.contents(group, num_tokens)[first:]):
             self.gpu.keep(block, content)
 
     def free(self, group: SequenceGroup) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from repro.engine.memory.contiguous import ChunkAllocator
-
-
-def count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+from repro.words import count
 
 
 def starts(request: int, again: bool, took: str) -> str:

@@ -19,8 +19,8 @@ from repro.engine.memory import ContiguousKVCacheManager, PagedKVCacheManager, r
 from repro.engine.scheduler import PreemptionMode, Scheduler, SchedulerConfig, SchedulerOutput
 from repro.engine.sequence import Request, SamplingParams
 from repro.errors import UserError
-from repro.explore import map_page, tables
-from repro.explore.memory_map import MemoryMap
+from repro.history import map_page, tables
+from repro.history.memory_map import MemoryMap
 from repro.simulate.cost_model import CostModel
 from repro.simulate.executor import SimulatedExecutor
 
@@ -275,7 +275,7 @@ def test_what_cannot_be_is_said_in_one_line() -> None:
         memory.at(100_000)
     with pytest.raises(UserError, match="last = 3 must be a whole number from 4 to"):
         memory.html(4, 3)
-    with pytest.raises(UserError, match="served = .* cannot be used; give what repro.serve"):
+    with pytest.raises(UserError, match="run = .* cannot be used; give what repro.serve"):
         repro.memory_map(memory)
     served.outcomes[0].finish_s += 1.0
     with pytest.raises(UserError, match="came out otherwise when it was run again"):

@@ -3,9 +3,9 @@
     memory = repro.MemoryMap()
     repro.serve("vllm", "opt-13b", trace, observers=(memory,))  # or LLM(...).generate(..., observers=(memory,))
     memory  # in a notebook: blocks by iterations, to scrub and play
-    memory.save("map.html"); memory.at(120).tables; memory.to_frame()
+    memory.save("map.html"); memory.at(120).tables; repro.to_frame(memory)
 
-`repro.memory_map(served)` makes the map of a run in virtual time that nobody has watched: it runs it again.
+A run that nobody has watched has its map afterwards (`served.memory_map()`): it is made again.
 
 What is kept are changes, so an iteration in which little happens takes little room. No iterations are advanced together
 while a map watches: it asks to see each (`next_s`). That changes no decision and no time."""
@@ -19,20 +19,21 @@ from dataclasses import dataclass
 from operator import itemgetter
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from repro import display
 from repro.checks import whole
-from repro.engine.loop import Engine, Observer
+from repro.engine.loop import Engine
 from repro.engine.scheduler import Scheduler, SchedulerOutput
 from repro.engine.sequence import Request, Sequence, SequenceGroup, Status
 from repro.errors import UserError
-from repro.explore.happenings import Happenings
-from repro.explore.rent import Rent
-from repro.explore.tables import TableLog
-
-if TYPE_CHECKING:
-    import pandas as pd
+from repro.hashing import write_atomically
+from repro.history import map_page
+from repro.history.happenings import Happenings
+from repro.history.pages import framed
+from repro.history.rent import Rent
+from repro.history.tables import TableLog
+from repro.history.watching import OfOneRun
 
 #: request -> the block tables of its sequences, by their places
 ByRequest = dict[int, dict[int, list[int]]]
@@ -70,19 +71,13 @@ class Moment:
             for place, table in places.items()
         ]
 
-    def to_frame(self) -> pd.DataFrame:
-        """The same rows for pandas."""
-        import pandas as pd
-
-        return pd.DataFrame(self.rows())
-
     def _repr_html_(self) -> str:
         rows = [row | {"block_table": display.ranges(row["block_table"])} for row in self.rows()]
         said = f"iteration {self.iteration:,}, {self.start_s:.4g} s to {self.end_s:.4g} s"
         return display.table(f"{said}: {len(rows):,} block tables", rows)
 
 
-class MemoryMap(Observer):
+class MemoryMap(OfOneRun):
     """Give it to one engine as an observer, before anything has run. A frame is an iteration that it has seen.
 
     UserError, in the run, if it has watched another engine, if that has run before, or if iterations are advanced
@@ -91,7 +86,7 @@ class MemoryMap(Observer):
     next_s = 0.0  # every iteration by itself
 
     def __init__(self) -> None:
-        self._engine: Engine | None = None
+        self.unit = "s"  # of all times; "iterations" where no clock says how long one takes
         self.num_blocks = self.block_size = 0
         self.is_paged = True
         self.prefix: tuple[int, ...] = ()  # blocks of declared prefixes, which stay for the whole run
@@ -123,8 +118,7 @@ class MemoryMap(Observer):
 
     def observe(self, engine: Engine, output: SchedulerOutput, start_s: float) -> None:
         scheduler, frame, now_s = engine.scheduler, len(self), engine.clock.now
-        if engine is not self._engine:
-            self._begin(engine, output)
+        super().observe(engine, output, start_s)
         if output.num_iterations != 1:
             raise UserError(f"a memory map must see each iteration; {output.num_iterations} were advanced together")
         self._note_ended()
@@ -142,11 +136,8 @@ class MemoryMap(Observer):
         self.counts.append((len(scheduler.holders()), len(scheduler.waiting), len(scheduler.swapped)))
         self._rent.spend(now_s - start_s, self._stored, len(cached))
 
-    def _begin(self, engine: Engine, output: SchedulerOutput) -> None:
-        if self._engine is not None or output.iteration:
-            said = "this MemoryMap has watched another run" if self._engine else "this engine has run before"
-            raise UserError(f"{said}; give each run a MemoryMap() of its own, from its beginning")
-        self._engine, manager = engine, engine.scheduler.manager
+    def begin(self, engine: Engine) -> None:
+        manager = engine.scheduler.manager
         self.num_blocks, self.block_size = manager.num_blocks, manager.block_size
         self.is_paged = manager.grows
         if manager.grows:  # references beyond those of sequences are declared prefixes'
@@ -245,22 +236,14 @@ class MemoryMap(Observer):
         return Moment(frame, *self.times_s[frame], tables, swapped, stored, frozenset(cached))
 
     def rent(self) -> list[dict[str, Any]]:
-        """Who pays for the pool, in slot-seconds (see `repro.explore.rent`): a row for each request that has held
+        """Who pays for the pool, in slot-seconds (see `repro.history.rent`): a row for each request that has held
         memory, then for the prefix, the cache and nobody. They add up to the pool's slots x the time."""
         self._must_have_seen()
         return self._rent.rows()
 
-    def to_frame(self) -> pd.DataFrame:
-        """The bills of `rent` for pandas."""
-        import pandas as pd
-
-        return pd.DataFrame(self.rent())
-
     def html(self, first: int = 0, last: int | None = None) -> str:
         """A page of its own, without a network, of the iterations from `first` to `last` (default: all, or as many as
         a page takes, which it says). UserError for others."""
-        from repro.explore import map_page
-
         self._must_have_seen()
         first = whole("first", first, 0, len(self) - 1)
         last = len(self) - 1 if last is None else whole("last", last, first, len(self) - 1)
@@ -268,16 +251,13 @@ class MemoryMap(Observer):
 
     def save(self, path: str | PathLike[str], first: int = 0, last: int | None = None) -> Path:
         """Write the page into a file."""
-        from repro.hashing import write_atomically
-
         write_atomically(Path(path), self.html(first, last).encode())
         return Path(path)
 
     def _repr_html_(self) -> str:
         if not len(self):
             return html.escape("a memory map that has seen no iteration yet")
-        page = html.escape(self.html())
-        return f'<iframe srcdoc="{page}" title="memory map" style="width:100%;height:860px;border:0"></iframe>'
+        return framed(self.html(), "memory map", 860)
 
     def _must_have_seen(self) -> None:
         if not len(self):

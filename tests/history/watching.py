@@ -16,7 +16,7 @@ from repro.engine.memory.prefix_cache import Hashes, PrefixCachingKVCacheManager
 from repro.engine.scheduler import Scheduler, SchedulerOutput
 from repro.engine.sequence import Request, Sequence, SequenceGroup, Status
 from repro.errors import UserError
-from repro.explore.memory_map import ByRequest, MemoryMap
+from repro.history.memory_map import ByRequest, MemoryMap
 
 
 class Looker(Observer):
@@ -127,7 +127,7 @@ class Watched(Engine):
         executor.beams, self.looker = Beams(), Looker()
         scheduler = case.scheduler(self.log)
         if case.caching:
-            scheduler.manager._hashes = hashes_of(scheduler.manager.block_size)
+            scheduler.manager.hashes = hashes_of(scheduler.manager.block_size)
         watching = () if memory is None else (memory, self.looker)
         super().__init__(scheduler, executor, observers=watching)
         blocks: list[int] = []

@@ -10,8 +10,8 @@ from repro.engine.memory.interface import OpKind
 from repro.engine.scheduler import Scheduler, SchedulerOutput
 from repro.engine.scheduler_config import Batching
 from repro.engine.sequence import SequenceGroup, Status
-from repro.explore import sentences
-from repro.explore.sentences import count
+from repro.history import sentences
+from repro.words import count
 
 START, RECOMPUTE, SWAP, RESUME = "start", "recompute", "swap", "resume"
 COPY, STALL, END = "copy", "stall", "end"
@@ -129,6 +129,8 @@ def _why(scheduler: Scheduler, group: SequenceGroup) -> str:
     running += len(scheduler.holders()) - len(scheduler.running)  # prompts under way
     if running + len(group.seqs) > config.max_num_seqs:
         return sentences.is_full(config.max_num_seqs)
+    if not scheduler.may_start(group):
+        return "it is held back"
     if not manager.can_allocate(group, tokens):
         free = manager.num_free_blocks
         if manager.grows:

@@ -17,7 +17,7 @@ from repro.engine.memory import ContiguousKVCacheManager, PagedKVCacheManager, r
 from repro.engine.memory.prefix_cache import PrefixCachingKVCacheManager, block_hashes
 from repro.engine.scheduler import PreemptionMode, SchedulerConfig
 from repro.engine.sequence import Request, SamplingParams
-from repro.explore.memory_map import MemoryMap
+from repro.history.memory_map import MemoryMap
 from repro.simulate.executor import SimulatedExecutor
 
 SETTLED = "document.body.dataset.state === 'settled'"

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from repro.explore.page import packed, template
+from repro.history.pages import filled, packed
 
 if TYPE_CHECKING:
-    from repro.explore.memory_map import MemoryMap
+    from repro.history.memory_map import MemoryMap
 
 #: blocks x iterations of a page: the browser takes 4 bytes for each
 MOST_CELLS = 24_000_000
@@ -16,12 +16,34 @@ MOST_CELLS = 24_000_000
 
 def render(memory: MemoryMap, first: int, last: int) -> str:
     """The page of these iterations, or of as many from the first one on as a page takes."""
-    last = min(last, first + max(1, MOST_CELLS // memory.num_blocks) - 1)
-    left_out = last - first + 1 < len(memory)
-    said = f"Iterations {first:,} to {last:,} of {len(memory):,}" if left_out else f"{len(memory):,} iterations"
-    return template("map.html.j2").render(
-        run=packed(content(memory, first, last)), said=said, memory=memory, left_out=left_out
-    )
+    last, whole, most = min(last, first + _most(memory.num_blocks) - 1), "the whole run", ""
+    said = f"{len(memory):,} iterations"
+    if last - first + 1 < len(memory):
+        said, whole = f"Iterations {first:,} to {last:,} of {len(memory):,}", "all of these"
+        most = 'The others are left out here: save("map.html", first=..., last=...) has them.'
+    run = packed({"maps": {"run": content(memory, first, last)}, "parting": None})
+    sizes = {"blocks": f"{memory.num_blocks:,}", "size": memory.block_size}
+    return filled("map.html", run=run, said=said, whole=whole, left_out=most, **sizes)
+
+
+def render_pair(before: MemoryMap, after: MemoryMap, parting: int | None, **words: str) -> str:
+    """The page of two maps, one above the other; they part at this iteration. If they are too long for a page, it has
+    as many iterations as it takes, a quarter of them before that. `words` are `heading`, `said`, `what` and `costs`."""
+    longest, at = max(len(before), len(after)), parting or 0
+    most = _most(before.num_blocks + after.num_blocks)
+    first = max(0, min(at - most // 4, longest - most, len(before) - 1, len(after) - 1))
+    last = min(longest, first + most) - 1
+    maps = {"before": before, "after": after}
+    run = {name: content(memory, first, min(last, len(memory) - 1)) for name, memory in maps.items()}
+    shown, whole = f"{len(before):,} iterations before, {len(after):,} after.", "the whole run"
+    if last - first + 1 < longest:
+        shown, whole = f"{shown} Here are {first:,} to {last:,}.", "all of these"
+    packs = packed({"maps": run, "parting": None if parting is None else at - first})
+    return filled("pair.html", run=packs, shown=shown, whole=whole, **words)
+
+
+def _most(num_blocks: int) -> int:
+    return max(1, MOST_CELLS // num_blocks)
 
 
 def content(memory: MemoryMap, first: int, last: int) -> dict[str, Any]:
@@ -35,6 +57,7 @@ def content(memory: MemoryMap, first: int, last: int) -> dict[str, Any]:
             starts[request] = [0, request, tokens + grows * (first - at), grows]
     return {
         "first": first,
+        "unit": memory.unit,
         "num_blocks": memory.num_blocks,
         "block_size": memory.block_size,
         "is_paged": memory.is_paged,

@@ -1,23 +1,35 @@
-// A memory map. All that it shows comes from repro.explore.memory_map; here block tables are made again from changes.
-(async () => {
+// What one can jump to: name, colour, the kinds of happenings; without them it is where a stall begins.
+const JUMPS = [
+  ["parting", "--bad"],
+  ["preemption", "--max", ["recompute", "swap"]],
+  ["swap", "--oracle", ["swap", "resume"]],
+  ["copy", "--yours", ["copy"]],
+  ["stall", "--pow2"],
+];
+
+// Of a run: the frames that are marked (`marks`), and those to jump to (`at`), of each kind that it has.
+function jumpsOf(run, parting) {
+  return JUMPS.map(([name, color, kinds]) => {
+    const ours = run.happenings.filter(([, kind]) => kinds?.includes(kind)).map(([frame]) => frame);
+    const marks = name === "parting" ? [parting].filter((frame) => frame !== null) : kinds ? ours : run.stalled;
+    const at = name === "stall" ? marks.filter((frame, index) => frame !== marks[index - 1] + 1) : [...new Set(marks)];
+    return { name, color, marks, at };
+  }).filter(({ at }) => at.length);
+}
+
+// A memory map in the elements named `name`. All that it shows comes from repro.history.memory_map; here block tables
+// are made again from changes. `view` is what all maps of a page have in common: where one looks (see player.js).
+function memoryMap(name, run, view) {
   const css = styleOf(document.documentElement);
-  const run = JSON.parse(await textOf("run"));
   const { num_blocks: blocks, block_size: size } = run, frames = run.start_s.length;
   const FREE = 0, CACHED = 1, PREFIX = 2;  // what a cell is; from 3 on by twos a request, and one more: without a token
   const MARGIN = { left: 78, right: 10, bottom: 38, row: 14 };
-  // What one can jump to: name, colour, the kinds of happenings; without them it is where a stall begins.
-  const JUMPS = [
-    ["preemption", "--max", ["recompute", "swap"]],
-    ["swap", "--oracle", ["swap", "resume"]],
-    ["copy", "--yours", ["copy"]],
-    ["stall", "--pow2"],
-  ];
-  const find = (selector) => document.querySelector(selector);
-  const scrub = find("input[name=step]"), playing = find("[name=play]"), speed = find("[name=speed]");
-  const span = find("[name=span]"), history = find(".history canvas"), pool = find(".pool canvas");
+  const find = (selector) => document.querySelector(`[data-map="${name}"] ${selector}`);
+  const history = find(".history canvas"), pool = find(".pool canvas");
   const readout = find(".readout"), log = find(".log"), bills = find(".bills table");
   const hundredths = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
-  const seconds = (value) => `${hundredths.format(value)} s`;
+  const isTimed = run.unit === "s", slotTime = isTimed ? "slot-seconds" : "slot-iterations";
+  const seconds = (frame) => `${hundredths.format(run.start_s[frame])} s`;
   const share = (value, whole) => `${(100 * value / whole).toFixed(1)} %`;
 
   const ids = Object.keys(run.requests).map(Number), place = new Map(ids.map((id, index) => [id, index]));
@@ -112,7 +124,7 @@
   const theme = new Map();  // the names of colours that have been asked for
   const hue = (name) => theme.get(name) ?? theme.set(name, css(name)).get(name);
 
-  let moment = 0, followed = null, pointed = null, shownFrames = [0, frames], colors = null, bitmapOf = "";
+  let moment = 0, pointed = null, shownFrames = [0, frames], colors = null, bitmapOf = "";
   const bitmap = document.createElement("canvas");
 
   function palette() {
@@ -120,7 +132,7 @@
     const pack = ([red, green, blue]) => (255 << 24 | blue << 16 | green << 8 | red) >>> 0;
     const colors = [pack(free), pack(mixed(link, free, 0.22)), pack(colorOf(-1))];
     for (const id of ids) {
-      const color = followed === null || followed === id ? colorOf(id) : mixed(numbers(hue("--soft")), free, 0.35);
+      const color = view.followed === null || view.followed === id ? colorOf(id) : mixed(numbers(hue("--soft")), free, 0.35);
       colors.push(pack(color), pack(mixed(color, free, 0.3)));
     }
     return Uint32Array.from(colors);
@@ -128,7 +140,7 @@
 
   // The blocks of a window of iterations, one pixel for each of a device's.
   function drawBitmap(width, height) {
-    const key = [width, height, ...shownFrames, followed, isDark()].join();
+    const key = [width, height, ...shownFrames, view.followed, isDark()].join();
     if (key === bitmapOf) return;
     bitmapOf = key;
     colors = palette();
@@ -137,25 +149,21 @@
     const pixels = new Uint32Array(image.data.buffer), [from, to] = shownFrames;
     const frameAt = (x) => Math.floor(from + (x + 0.5) * (to - from) / width);
     const starts = Int32Array.from({ length: width }, (_, x) => blocks * frameAt(x));
-    for (let y = 0, at = 0; y < height; y++) {
+    const end = starts.findIndex((start) => start >= cells.length), wide = end < 0 ? width : end;
+    for (let y = 0; y < height; y++) {
       const block = Math.floor((height - y - 0.5) * blocks / height);
-      for (let x = 0; x < width; x++, at++) pixels[at] = colors[cells[starts[x] + block]];
+      for (let x = 0, at = y * width; x < wide; x++, at++) pixels[at] = colors[cells[starts[x] + block]];
     }
     pen.putImageData(image, 0, 0);
   }
 
-  const jumps = JUMPS.map(([name, color, kinds]) => {
-    const ours = run.happenings.filter(([, kind]) => kinds?.includes(kind));
-    const marks = kinds ? ours.map(([frame]) => frame) : run.stalled;
-    const at = kinds ? [...new Set(marks)] : marks.filter((frame, index) => frame !== marks[index - 1] + 1);
-    return { name, color, marks, at };
-  }).filter(({ at }) => at.length);
+  const jumps = jumpsOf(run, view.parting), rows = view.rows, marked = new Map(jumps.map((one) => [one.name, one]));
 
   // Where things are on the history's canvas, in CSS pixels; its whole size.
   let area = null;
 
   function lay() {
-    const top = 6 + MARGIN.row * jumps.length, { left, right, bottom } = MARGIN;
+    const top = 6 + MARGIN.row * rows.length, { left, right, bottom } = MARGIN;
     const [width, height] = [history.clientWidth, history.clientHeight];
     area = { left, top, width: width - left - right, height: height - top - bottom, whole: [width, height] };
     [history.width, history.height] = area.whole.map((value) => Math.round(value * Math.max(1, devicePixelRatio)));
@@ -167,26 +175,25 @@
 
   function drawHistory() {
     const ratio = Math.max(1, devicePixelRatio), pen = history.getContext("2d");
-    const shown = Number(span.value) || frames, from = Math.max(0, Math.min(moment - (shown >> 1), frames - shown));
-    shownFrames = [from, Math.min(frames, from + shown)];
+    const [from, to] = shownFrames = view.shown();
     drawBitmap(Math.round(area.width * ratio), Math.round(area.height * ratio));
     pen.setTransform(1, 0, 0, 1, 0, 0);
     pen.clearRect(0, 0, history.width, history.height);
     pen.drawImage(bitmap, Math.round(area.left * ratio), Math.round(area.top * ratio));
     pen.scale(ratio, ratio);
-    const [, to] = shownFrames, x = (frame) => area.left + area.width * (frame - from) / (to - from);
+    const x = (frame) => area.left + area.width * (frame - from) / (to - from);
     const y = (block) => area.top + area.height * (1 - block / blocks);
     pen.font = "12px system-ui, sans-serif";
     pen.textBaseline = "middle";
     pen.textAlign = "right";
-    jumps.forEach(({ name, color, marks }, row) => {
-      const middle = MARGIN.row * (row + 0.5);
+    rows.forEach((name, row) => {
+      const { color, marks } = marked.get(name) ?? { marks: [] }, middle = MARGIN.row * (row + 0.5);
       pen.fillStyle = hue("--soft");
       pen.fillText(name, area.left - 8, middle);
-      pen.fillStyle = hue(color);
-      const wide = Math.max(1.2, area.width / (to - from));
+      if (color) pen.fillStyle = hue(color);
+      const wide = name === "parting" ? 7 : Math.max(1.2, area.width / (to - from));
       for (let index = upTo(marks, from - 1); index < marks.length && marks[index] < to; index++) {
-        pen.fillRect(x(marks[index]), middle - 4, wide, 8);
+        pen.fillRect(x(marks[index]) - (name === "parting" ? 3.5 : 0), middle - 4, wide, 8);
       }
     });
     pen.fillStyle = pen.strokeStyle = hue("--soft");
@@ -207,13 +214,19 @@
       if (x(frame) > area.left + area.width - 30 || x(frame) < area.left) continue;
       pen.fillRect(x(frame), area.top + area.height, 1, 4);
       pen.fillText(many(run.first + frame), x(frame), area.top + area.height + 6);
-      pen.fillText(seconds(run.start_s[frame]), x(frame), area.top + area.height + 21);
+      if (isTimed && frame < frames) pen.fillText(seconds(frame), x(frame), area.top + area.height + 21);
     }
     pen.textAlign = "left";
     pen.fillText("iteration", 0, area.top + area.height + 6);
-    pen.fillText("time", 0, area.top + area.height + 21);
+    if (isTimed) pen.fillText("time", 0, area.top + area.height + 21);
     pen.fillStyle = hue("--ink");
-    pen.fillRect(x(moment + 0.5) - 0.75, 0, 1.5, area.top + area.height + 4);
+    pen.fillRect(x(view.moment + 0.5) - 0.75, 0, 1.5, area.top + area.height + 4);
+    if (view.parting !== null && view.parting >= from && view.parting < to) {
+      pen.fillStyle = hue("--paper");
+      pen.fillRect(x(view.parting) - 1.5, area.top, 3, area.height);
+      pen.fillStyle = hue("--bad");
+      for (let at = area.top; at < area.top + area.height; at += 8) pen.fillRect(x(view.parting) - 0.75, at, 1.5, 5);
+    }
     if (pointed) {
       pen.strokeStyle = hue("--ink");
       const [wide, high] = [area.width / (to - from), area.height / blocks].map((value) => Math.max(3, value + 3));
@@ -264,7 +277,7 @@
 
   // Who holds a block in an iteration, as what.
   function told({ frame, block }) {
-    const when = `Iteration ${many(run.first + frame)}, ${seconds(run.start_s[frame])}: block ${many(block)}`;
+    const when = `Iteration ${many(run.first + frame)}${isTimed ? `, ${seconds(frame)}` : ""}: block ${many(block)}`;
     if (prefix.has(block)) return `${when} is block ${many(prefix.get(block))} of a declared prefix, full.`;
     const holders = [...tablesAt(frame)].filter(([table, list]) => table % 2 === 0 && list.includes(block));
     if (!holders.length) {
@@ -306,9 +319,9 @@
     ];
     if (run.cached.length) rows.push(["free, in the cache", count(cached, "block")]);
     if (moved) rows.push(["in CPU memory", count(moved, "block")]);
-    rows.push(["lasted", `${(1000 * (run.end_s[moment] - run.start_s[moment])).toFixed(1)} ms`]);
-    if (followed !== null) {
-      const own = [...tables].filter(([table]) => requestOf(table) === followed);
+    if (isTimed) rows.push(["lasted", `${(1000 * (run.end_s[moment] - run.start_s[moment])).toFixed(1)} ms`]);
+    if (view.followed !== null) {
+      const followed = view.followed, own = [...tables].filter(([table]) => requestOf(table) === followed);
       const number = new Set(own.flatMap(([table, list]) => list.map((block) => `${table % 2} ${block}`))).size;
       const isOut = own.some(([table]) => table % 2), tokens = count(stored(followed, moment), "token");
       const where = isOut ? ", in CPU memory" : `, ${tokens}`;
@@ -322,9 +335,9 @@
   let listedOf = null, listed = run.happenings;
 
   function drawLog() {
-    if (listedOf !== followed) {
-      listedOf = followed;
-      listed = run.happenings.filter(([, , request]) => followed === null || request === followed);
+    if (listedOf !== view.followed) {
+      listedOf = view.followed;
+      listed = run.happenings.filter(([, , request]) => listedOf === null || request === listedOf);
     }
     const end = upTo(listed, moment);
     log.replaceChildren(...listed.slice(Math.max(0, end - 14), end).reverse().map(([frame, , , text]) => {
@@ -352,7 +365,7 @@
       return part;
     }));
     const said = parts.map(([, title, value]) => `${title} ${share(value, total)}`).join("; ");
-    find(".rent p").textContent = `Of ${many(total)} slot-seconds (slots × time of all iterations): ${said}.`;
+    find(".rent p").textContent = `Of ${many(total)} ${slotTime} (slots × time of all iterations): ${said}.`;
     const line = (name, texts) => texts.map((text) => html(name, { textContent: text }));
     const rows = [...requests].sort((a, b) => b.slot_s - a.slot_s).slice(0, 200).map((row) => {
       const texts = [many(row.slot_s), share(row.slot_s, total), share(row.token_slot_s, row.slot_s || 1)];
@@ -361,7 +374,7 @@
       return made;
     });
     const who = requests.length > 200 ? "the 200 dearest" : "";
-    const heads = line("th", [who, "slot-seconds", "of all", "with a token"]);
+    const heads = line("th", [who, slotTime, "of all", "with a token"]);
     bills.replaceChildren(html("thead", {}, html("tr", {}, ...heads)), html("tbody", {}, ...rows));
   }
 
@@ -373,7 +386,7 @@
     if (prefix.size) kinds.push([colorOf(-1), "declared prefix"]);
     if (run.cached.length) kinds.push([mixed(numbers(css("--link")), free, 0.22), "free, in the prefix cache"]);
     kinds.push([free, "free"]);
-    find(".key").replaceChildren(...kinds.map(([color, text]) => {
+    find(".key")?.replaceChildren(...kinds.map(([color, text]) => {
       const mark = html("i");
       mark.style.setProperty("--c", `rgb(${color})`);
       return html("span", {}, mark, text);
@@ -381,27 +394,21 @@
   }
 
   function draw() {
+    moment = Math.min(view.moment, frames - 1);
     const tables = tablesAt(moment);
-    scrub.value = moment;
-    find("output[name=step]").textContent =
-      `iteration ${many(run.first + moment)} / ${many(run.first + frames - 1)}, ${seconds(run.start_s[moment])}`;
     drawHistory();
     drawPool(tables);
     drawState(tables);
     drawLog();
+    find(".pool figcaption").textContent = moment === view.moment ? "The pool at this iteration" : "The pool at its end";
     if (pointed) readout.textContent = told(pointed);
   }
 
-  const goTo = (frame) => { moment = Math.max(0, Math.min(frames - 1, Math.round(frame))); draw(); };
-
-  function follow(request) {
-    followed = request;
-    find(".followed").hidden = request === null;
-    if (request !== null) find(".followed span").textContent = `Following ${about(request)}`;
+  // A request is followed, or nobody is.
+  function mark() {
     for (const row of bills.querySelectorAll("tbody tr")) {
-      row.classList.toggle("now", Number(row.dataset.request) === request);
+      row.classList.toggle("now", Number(row.dataset.request) === view.followed);
     }
-    draw();
   }
 
   // What a reader does
@@ -411,7 +418,7 @@
     const x = (event.clientX - box.left - area.left) / area.width;
     const y = (event.clientY - box.top - area.top) / area.height;
     const frame = Math.floor(from + x * (to - from)), block = Math.floor((1 - y) * blocks);
-    const inside = x >= 0 && x < 1 && block >= 0 && block < blocks;
+    const inside = x >= 0 && x < 1 && block >= 0 && block < blocks && frame < frames;
     return { frame: Math.max(from, Math.min(to - 1, frame)), block, inside };
   }
 
@@ -429,7 +436,7 @@
     draw();
   }
 
-  const pick = (at) => follow(at.inside ? holderOf(cells[at.frame * blocks + at.block]) : null);
+  const pick = (at) => view.follow(at.inside ? holderOf(cells[at.frame * blocks + at.block]) : null);
   let pressed = null;
   history.addEventListener("pointerdown", (event) => {
     pressed = event.clientX;
@@ -437,78 +444,38 @@
   });
   history.addEventListener("pointermove", (event) => {
     const at = placeInHistory(event);
-    if (pressed !== null && Math.abs(event.clientX - pressed) > 3) goTo(at.frame);
+    if (pressed !== null && Math.abs(event.clientX - pressed) > 3) view.goTo(at.frame);
     else point(at);
   });
   history.addEventListener("pointerup", (event) => {
     const at = placeInHistory(event), moved = pressed === null || Math.abs(event.clientX - pressed) > 3;
     pressed = null;
     if (moved) return;
-    goTo(at.frame);
+    view.goTo(at.frame);
     if (at.inside) pick(at);
   });
   history.addEventListener("pointerleave", () => point({ inside: false }));
   pool.addEventListener("pointermove", (event) => point(placeInPool(event)));
   pool.addEventListener("pointerleave", () => point({ inside: false }));
   pool.addEventListener("click", (event) => pick(placeInPool(event)));
-  find("[name=unfollow]").addEventListener("click", () => follow(null));
   bills.addEventListener("click", (event) => {
     const row = event.target.closest("tr[data-request]");
-    if (row) follow(Number(row.dataset.request) === followed ? null : Number(row.dataset.request));
+    if (row) view.follow(Number(row.dataset.request) === view.followed ? null : Number(row.dataset.request));
   });
-  log.addEventListener("click", ({ target }) => target.dataset.frame && goTo(Number(target.dataset.frame)));
-  scrub.addEventListener("input", () => goTo(Number(scrub.value)));
-  span.addEventListener("change", draw);
+  log.addEventListener("click", ({ target }) => target.dataset.frame && view.goTo(Number(target.dataset.frame)));
 
   find(".jumps").append(...jumps.map(({ name, color, at }) => {
     const [back, forth] = [["‹", "before"], ["›", "next"]].map(([textContent, where]) => {
       return html("button", { type: "button", textContent, ariaLabel: `${name} ${where}`, name: `${where}-${name}` });
     });
-    back.addEventListener("click", () => { const found = upTo(at, moment - 1); if (found) goTo(at[found - 1]); });
-    forth.addEventListener("click", () => { const found = upTo(at, moment); if (found < at.length) goTo(at[found]); });
+    back.addEventListener("click", () => { const found = upTo(at, view.moment - 1); if (found) view.goTo(at[found - 1]); });
+    forth.addEventListener("click", () => { const found = upTo(at, view.moment); if (found < at.length) view.goTo(at[found]); });
     const made = html("span", { className: "jump" }, html("i"), `${name} (${many(at.length)})`, back, forth);
     made.style.setProperty("--c", `var(${color})`);
     return made;
   }));
 
-  document.addEventListener("keydown", (event) => {
-    if (event.target.matches("select, button, input:not([type=range])")) return;
-    const by = { ArrowLeft: -1, ArrowRight: 1, PageUp: -100, PageDown: 100 }[event.key] * (event.shiftKey ? 10 : 1);
-    const to = { Home: 0, End: frames - 1 }[event.key] ?? (by ? moment + by : null);
-    if (to === null) return;
-    event.preventDefault();
-    goTo(to);
-  });
-
-  let began = 0, from = 0;
-  function playOn(now) {
-    if (!began) return;
-    const next = from + (now - began) / 1000 * Number(speed.value);
-    if (Math.floor(next) !== moment) goTo(Math.floor(next));
-    if (moment < frames - 1) requestAnimationFrame(playOn);
-    else stop();
-  }
-  function showPlaying() { [playing.textContent, playing.ariaLabel] = began ? ["❚❚", "pause"] : ["▶", "play"]; }
-  function stop() { began = 0; showPlaying(); }
-  function play() {
-    [began, from] = [performance.now(), moment === frames - 1 ? 0 : moment];
-    showPlaying();
-    requestAnimationFrame(playOn);
-  }
-  playing.addEventListener("click", () => began ? stop() : play());
-  speed.addEventListener("change", () => { if (began) play(); });
-  onTheme(() => { lay(); drawKey(); draw(); });
-  addEventListener("resize", () => { lay(); draw(); });
-
-  for (const option of [...span.options]) if (Number(option.value) >= frames) option.remove();
-  scrub.max = frames - 1;
   build();
-  lay();
-  drawKey();
   drawRent();
-  draw();
-  document.body.dataset.state = "settled";
-})().catch((error) => {
-  document.querySelector(".readout").textContent = `This map cannot be shown: ${error.message}.`;
-  throw error;
-});
+  return { lay, drawKey, draw, mark, about, when: () => isTimed ? `, ${seconds(moment)}` : "" };
+}
