@@ -9,8 +9,10 @@ Importing the package imports nothing else. Each of these names is imported when
     MemoryMap           watches a run, and shows who holds which block of its memory in each iteration
     memory_map          the same for a run that is over
     what_if             the same run with a setting or one decision changed: where the two part, and what it costs
+    explorer            the explorer as a widget of a notebook, with a policy of your own
     make_trace          requests with the paper's lengths, or with lengths of your own
     read_trace          requests from a file of yours, in a public format or as plain CSV
+    to_frame            rows for pandas, of whatever has some: receipts, events, requests, a trace, a run
     cost_model          what an iteration is charged in virtual time
     SYSTEMS             vLLM of the paper and V1, the Orcas and FasterTransformer by name
     System              one of them, as data
@@ -38,8 +40,10 @@ _NAMES = {
     "MemoryMap": ("repro.history.memory_map", "MemoryMap"),
     "memory_map": ("repro.explore.runs", "memory_map"),
     "what_if": ("repro.explore.what_if", "what_if"),
+    "explorer": ("repro.studies.explorer", "explorer"),
     "make_trace": ("repro.workloads", "make_trace"),
     "read_trace": ("repro.workloads.public", "read_trace"),
+    "to_frame": ("repro.harness.tables", "to_frame"),
     "cost_model": ("repro.simulate.profiles", "cost_model"),
     "SYSTEMS": ("repro.engine.systems", "SYSTEMS"),
     "System": ("repro.engine.systems", "System"),

@@ -16,6 +16,7 @@ from numbers import Integral, Real
 from types import TracebackType
 from typing import Any, TypeVar
 
+from repro import display
 from repro.errors import UserError
 
 T = TypeVar("T")
@@ -101,6 +102,9 @@ class Named(dict[str, T]):
 
     def __missing__(self, name: object) -> T:
         raise UserError(f"unknown {self.kind} {shown(name)}; known: {', '.join(sorted(self))}")
+
+    def _repr_html_(self) -> str:
+        return display.table(f"by {self.kind}", [{self.kind: name, "what": one} for name, one in self.items()], 100)
 
 
 def by_name(*things: Any) -> dict[str, Any]:

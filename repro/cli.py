@@ -282,15 +282,11 @@ def _page(variant: str) -> int:
 
 
 def _explore(options: argparse.Namespace) -> int:
-    """Build the explorer. What its room must not know comes from here: the study's allocator, and the lengths that the
-    study's seeds draw."""
+    """Build the explorer."""
     from repro.explore import page
-    from repro.harness import experiment
-    from repro.studies import first_fit, saturated
+    from repro.studies import explorer
 
-    params, target = experiment.open("saturated_queue").params, paths.folders().figures / page.FILE_NAME
-    drawn = page.drawn(partial(saturated.lengths, load=params.load), params.seeds)
-    print(f"wrote {page.build(target, first_fit, drawn, options.interpreter)}")
+    print(f"wrote {page.build(paths.folders().figures / page.FILE_NAME, *explorer.given(), options.interpreter)}")
     return 0
 
 

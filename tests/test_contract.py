@@ -14,7 +14,7 @@ import repro
 
 #: bottom to top; a room may import those below its own line
 LAYERS = (
-    {"errors", "words"},
+    {"display", "errors", "words"},
     {"checks", "hashing"},
     {"paths", "sampling_params"},
     {"engine"},
@@ -30,7 +30,7 @@ LAYERS = (
 )
 RANK = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}
 #: single files that every room may import
-LEAVES = {"errors", "words", "checks", "hashing", "paths", "sampling_params"}
+LEAVES = {"display", "errors", "words", "checks", "hashing", "paths", "sampling_params"}
 STANDARD_LIBRARY_ONLY = {"engine", "history", "feed", "course", "setup", *LEAVES}
 #: what runs on a GPU machine needs no more than such a machine has
 ON_A_GPU_MACHINE = {*LEAVES, "engine", "history", "feed", "llm", "kernels", "bench", "simulate", "workloads"}

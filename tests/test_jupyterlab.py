@@ -5,6 +5,7 @@ It runs in a checkout of its own under git, so that what JupyterLab leaves behin
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -12,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,13 @@ import pytest
 from browser import Tab
 from committed import committed
 
+from repro.explore import page
+from repro.explore import run as explored
+from repro.explore.settings import Settings
+from repro.hashing import canonical_json, sha256_json
 from repro.setup.environment import ROOT
+from repro.studies import first_fit
+from repro.studies.first_fit import FirstFitAllocator
 
 pytest.importorskip("jupyterlab")
 pytest.importorskip("torch")
@@ -212,3 +219,129 @@ def test_a_memory_map_is_seen_in_a_cell(lab: Lab, tab: Tab) -> None:
     assert tab.evaluate(f"{frame}.querySelectorAll('.bills tbody tr').length") > 10
     tab.screenshot(lab.checkout.parent / "memory.png")
     check_page(tab)
+
+
+EXPLORED = """import repro
+
+
+def longest(groups):
+    return max(groups, key=size)
+
+
+def size(group):
+    return group.prompt_tokens + group.num_generated
+
+
+explorer = repro.explorer(victim=longest, kv_slots=4_000, shortest_prompt=100, longest_prompt=200, steps=500)
+explorer"""
+SEEN = "print(explorer.to_frame().set_index('policy').tokens_per_step.to_json(orient='split'))"
+HOST = "document.querySelector('.repro-explorer')"
+SETTLED = f"{HOST}?.dataset.state === 'settled'"
+OURS = Settings(kv_slots=4_000, shortest_prompt=100, longest_prompt=200, steps=500)
+
+
+def find(selector: str) -> str:
+    return f"{HOST}.shadowRoot.querySelector({json.dumps(selector)})"
+
+
+def put(tab: Tab, name: str, value: object) -> None:
+    """Set one of the explorer's controls as a reader's hand does, and wait for what follows."""
+    tab.evaluate(
+        f"(() => {{ const one = {find(f'form [name={name}]')}; one.value = {json.dumps(value)};"
+        "one.dispatchEvent(new Event('input', { bubbles: true })); })()"
+    )
+    tab.wait_for(SETTLED, PATIENCE)
+
+
+def try_rule(tab: Tab, code: str) -> None:
+    put(tab, "code", code)
+    tab.evaluate(f"{find('[name=try]')}.click()")
+    tab.wait_for(SETTLED, PATIENCE)
+
+
+def mean_of(tab: Tab, policy: str) -> str:
+    """The sequences that run, on average, as a card's table has them."""
+    return tab.evaluate(f"{find(f'[data-policy={policy}] tbody tr')}.cells[2].textContent")
+
+
+def expected(settings: Settings, victim: str) -> str:
+    """The same number, of the same run in this process."""
+    yours = replace(settings, policy="yours", rule="preemption", code=f"def victim(groups):\n    return {victim}\n")
+    return f"{explored.run(yours, FirstFitAllocator)['counters']['tokens_per_step']:.2f}"
+
+
+def explore(lab: Lab, tab: Tab, name: str) -> None:
+    """Open a notebook, and run its first cell, which shows the explorer with a policy of its own."""
+    notebook_of(lab.checkout / "work" / f"{name}.ipynb", [EXPLORED, SEEN])
+    lab.open(tab, f"work/{name}.ipynb")
+    tab.evaluate("opened.content.activeCellIndex = 0")
+    tab.complaints.clear()  # what starting JupyterLab brought
+    lab.run(tab, "run-cell")
+    tab.wait_for(SETTLED, PATIENCE)
+
+
+def test_the_explorer_runs_in_the_kernel_with_a_policy_of_a_cell(lab: Lab, tab: Tab) -> None:
+    pytest.importorskip("anywidget")
+    explore(lab, tab, "explorer")
+    by_size = "max(groups, key=lambda group: group.prompt_tokens + group.num_generated)"
+    usual = f"{explored.run(OURS, FirstFitAllocator)['counters']['tokens_per_step']:.2f}"
+    assert (mean_of(tab, "paged"), mean_of(tab, "yours")) == (usual, expected(OURS, by_size))
+    assert mean_of(tab, "yours") != usual
+
+    # A slider.
+    put(tab, "block_size", 5)  # the sixth stop
+    assert mean_of(tab, "yours") == expected(replace(OURS, block_size=32), by_size)
+    put(tab, "block_size", 4)
+
+    # The box shows the policy. A changed one runs, and finds the notebook's names.
+    assert tab.evaluate(f"{find('textarea')}.value") == "def longest(groups):\n    return max(groups, key=size)\n"
+    try_rule(tab, "def longest(groups):\n    return min(groups, key=size)\n")
+    assert mean_of(tab, "yours") == expected(OURS, by_size.replace("max", "min"))
+    try_rule(tab, "def longest(groups):\n    return groups.no\n")
+    assert "'list' object has no attribute 'no', line 2" in tab.evaluate(f"{find('.rule .error')}.textContent")
+
+    # The block under the pointer, in the middle of the map's second line.
+    canvas = find("[data-policy=paged] canvas")
+    tab.evaluate(f"{canvas}.scrollIntoView({{ block: 'center' }})")
+    box = tab.evaluate(f"{canvas}.getBoundingClientRect().toJSON()")
+    tab.send("Input.dispatchMouseEvent", type="mouseMoved", x=box["x"] + box["width"] / 2, y=box["y"] + 30)
+    told = f"{find('[data-policy=paged] .readout')}.textContent"
+    tab.wait_for(f"{told}.includes('reference count 1')")
+    assert re.match(
+        r"Block \d+ is logical block \d+ of \d+: \d+ of 16 slots filled, .* Request \d+", tab.evaluate(told)
+    )
+
+    # Outside an editor, a, b, d d and x are JupyterLab's shortcuts that add and remove cells.
+    tab.evaluate(f"{find('textarea')}.focus()")
+    for key in "abddx":
+        for kind in ("keyDown", "keyUp"):
+            tab.send("Input.dispatchKeyEvent", type=kind, key=key, text=key, code=f"Key{key.upper()}")
+    assert "abddx" in tab.evaluate(f"{find('textarea')}.value")
+    assert tab.evaluate("opened.content.widgets.length") == 2
+
+    # It is as dark as JupyterLab.
+    ground = f"getComputedStyle({HOST}).backgroundColor"
+    light = tab.evaluate(ground)
+    tab.evaluate("document.body.dataset.jpThemeLight = 'false'")
+    tab.wait_for(f"{ground} !== '{light}'")
+    tab.screenshot(lab.checkout.parent / "explorer.png")
+    # JupyterLab itself asks for notebooks that were open when it last ran, and says when it is slow to start.
+    others = ("/api/", "is taking too long to activate")
+    assert [one for one in tab.complaints if not any(text in one for text in others)] == []
+
+
+def test_the_explorers_numbers_are_the_pages_and_the_experiments(lab: Lab, tab: Tab) -> None:
+    pytest.importorskip("anywidget")
+    explore(lab, tab, "numbers")
+    put(tab, "preset", "2,048 tokens declared")
+    with open(ROOT / "figures" / "saturated_queue.replay.csv", encoding="utf-8") as file:
+        rows = {row["setup"]: row for row in csv.DictReader(file) if row["seed"] == "0"}
+    assert mean_of(tab, "paged") == f"{float(rows['paged']['tokens_per_step']):.2f}"
+    text = (ROOT / "figures" / "explorer.html").read_text(encoding="utf-8")
+    found = re.search(r'<script type="application/json" id="about">(.*?)</script>', text)
+    kept = json.loads(page.part(text, json.loads(found[1])["runs"][canonical_json(vars(Settings()))]))
+    tab.evaluate("opened.content.activeCellIndex = 1")
+    lab.run(tab, "run-cell")
+    seen = json.loads("".join(lab.outputs(tab)[-1]["text"]))
+    assert (seen["index"][-2:], seen["data"][-2]) == (["paged", "yours"], kept["counters"]["tokens_per_step"])
+    assert tab.evaluate(f"{find('.hash')}.textContent") == sha256_json(page.sources(first_fit))

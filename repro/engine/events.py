@@ -9,7 +9,9 @@ Iterations, not seconds: the scheduler does not know the time."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from repro import display
 
 
 class Event(NamedTuple):
@@ -21,3 +23,10 @@ class Event(NamedTuple):
     def __str__(self) -> str:
         details = ", ".join(f"{name} {value}" for name, value in self.detail.items())
         return f"iteration {self.iteration:>4}  {self.kind:<8} request {self.request_id:>3}  {details}".rstrip()
+
+    def row(self) -> dict[str, Any]:
+        """As a row of a table: its details are columns."""
+        return {"iteration": self.iteration, "kind": self.kind, "request_id": self.request_id, **self.detail}
+
+    def _repr_html_(self) -> str:
+        return display.fields(f"{self.kind} in iteration {self.iteration:,}", self.row())

@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
+from repro import display
 from repro.checks import several
 from repro.engine.clock import Clock, VirtualClock
 from repro.engine.executor import Executor
@@ -30,6 +32,14 @@ class Outcome:
     def normalized_latency_s(self) -> float:
         """End-to-end latency over output length, in s/token (§6.1)."""
         return (self.finish_s - self.request.arrival_s) / self.request.output_tokens
+
+    def row(self) -> dict[str, Any]:
+        """As a row of a table: the request's own columns first."""
+        times = {name: getattr(self, name) for name in ("first_token_s", "finish_s", "normalized_latency_s")}
+        return {**self.request.row(), **times, "num_preemptions": self.num_preemptions}
+
+    def _repr_html_(self) -> str:
+        return display.fields(str(self.request), self.row())
 
 
 class Observer:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
+from repro import display
 from repro.sampling_params import SamplingParams
 
 
@@ -31,6 +33,15 @@ class Request:
     def __str__(self) -> str:
         lengths = f"{self.prompt_tokens} + {self.output_tokens} tokens"
         return f"request {self.request_id} of {lengths} x {self.sampling.n} sequences"
+
+    def row(self) -> dict[str, Any]:
+        """As a row of a table."""
+        lengths = {"prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens}
+        return {"request_id": self.request_id, "arrival_s": self.arrival_s, **lengths, "n": self.sampling.n}
+
+    def _repr_html_(self) -> str:
+        more = {"sampling": self.sampling, "prefix_id": self.prefix_id, "priority": self.priority}
+        return display.fields(str(self), self.row() | more)
 
 
 class Status(enum.Enum):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from repro import display
 from repro.checks import Named, by_name, flag, instance, lookup, user_facing
 from repro.engine.chunked import ChunkedPrefillConfig, ChunkedPrefillScheduler
 from repro.engine.events import Event
@@ -69,6 +70,10 @@ class System:
         ]
         how = ["chunked prefill"] if self.splits_samples else []
         return f"{self.label} ({self.name}): " + ", ".join([memory, *how, *others])
+
+    def _repr_html_(self) -> str:
+        own = {name: value for name, value in vars(self).items() if name not in ("name", "label", "scheduler")}
+        return display.fields(repr(self), own | vars(self.scheduler))
 
     def manager(
         self,

@@ -7,6 +7,7 @@ library is imported by what runs in a browser: settings, queue, rules, recording
     recording    a run's blocks, decisions in sentences, and counters
     run          settings -> frames, log and counters as one dictionary: in a browser, on the page, in a notebook
     page         figures/explorer.html: interpreter, sources and first runs in one file
+    widget       the same controls and maps in a notebook, over runs of its kernel
 
 Runs with something changed:
 

@@ -33,7 +33,7 @@ FILE_NAME = "explorer.html"
 SHOWN: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("shown.yaml").read_text(encoding="utf-8"))
 _INTERPRETER = SHOWN["interpreter"]
 #: What the page runs, below the package's folder. The module of first fit is handed in.
-_LEAVES = ("__init__.py", "checks.py", "errors.py", "sampling_params.py", "words.py")
+_LEAVES = ("__init__.py", "checks.py", "display.py", "errors.py", "sampling_params.py", "words.py")
 _RUN = (*_LEAVES, "engine/**/*.py", "history/__init__.py", "history/sentences.py")
 _OURS = ("__init__", "settings", "queue", "rules", "recording", "run")
 _POLICIES = ("max", "pow2", "oracle", "paged")
@@ -76,10 +76,7 @@ def build(target: Path, first_fit: ModuleType, drawn: queue.Drawn, interpreter: 
     code, runs = sources(first_fit), [run(one, first_fit.FirstFitAllocator, drawn) for one in first_runs()]
     lock = {**_INTERPRETER["info"], **{name: _INTERPRETER[name] for name in ("version", "python")}}
     about = {
-        "presets": [{"name": name, **preset} for name, preset in SHOWN["presets"].items()],  # JSON here is sorted
-        **{name: SHOWN[name] for name in ("policies", "sliders", "lines", "examples")},
-        "defaults": asdict(Settings()),
-        "sharegpt": SHAREGPT,
+        **controls(),
         "allocator": first_fit.__name__,
         "lock": {"info": lock, "packages": {}},
         "files": list(parts),
@@ -95,6 +92,19 @@ def build(target: Path, first_fit: ModuleType, drawn: queue.Drawn, interpreter: 
     )
     write_atomically(target, text.encode())
     return target
+
+
+def controls() -> dict[str, Any]:
+    """What the explorer's controls offer, and what they show first: the first preset."""
+    presets = [{"name": name, **preset} for name, preset in SHOWN["presets"].items()]  # JSON here is sorted
+    first = {"differs": presets[0]["differs"], "shown": ["max", "oracle", "paged"]}
+    return {
+        "presets": presets,
+        **{name: SHOWN[name] for name in ("policies", "sliders", "lines", "examples")},
+        "defaults": asdict(Settings()),
+        "sharegpt": SHAREGPT,
+        "start": {**first, "said": "These runs came with the page."},
+    }
 
 
 def part(page: str, name: str) -> bytes:

@@ -23,20 +23,23 @@ from repro.explore.settings import Settings
 FirstFit = Callable[[int, bool], ChunkAllocator]
 
 
-def run(settings: Settings, first_fit: FirstFit, drawn: queues.Drawn | None = None) -> dict[str, Any]:
+def run(
+    settings: Settings, first_fit: FirstFit, drawn: queues.Drawn | None = None, policies: rules.Policies | None = None
+) -> dict[str, Any]:
     """One run of the engine's scheduler, step by step: `counters`, which are those of a row of saturated_queue, and the
-    fields of a Recording.
+    fields of a Recording. `policies` are functions that the settings' code may stand for.
 
     UserError, with a message of one line, for settings or a rule that do not work."""
     log: list[Event] = []
+    policies = policies or {}
     requests, trace_hash, drawn_by = queues.queue(settings, drawn or {})
     try:
-        manager = _memory(settings, first_fit)
-        recording = _steps(settings, _scheduler(settings, manager, log), requests, log)
+        manager = _memory(settings, first_fit, policies)
+        recording = _steps(settings, _scheduler(settings, manager, policies, log), requests, log)
     except UserError:
         raise
     except Exception as error:
-        raise rules.explained(error) from error
+        raise rules.explained(error, policies) from error
     fields = ("sequences", "waiting", "usage", "preempted", "changes", "sentences")
     return {
         "settings": asdict(settings),
@@ -51,10 +54,10 @@ def run(settings: Settings, first_fit: FirstFit, drawn: queues.Drawn | None = No
     }
 
 
-def answer(question: str, first_fit: FirstFit, drawn: queues.Drawn) -> str:
+def answer(question: str, first_fit: FirstFit, drawn: queues.Drawn, policies: rules.Policies | None = None) -> str:
     """`run` for a page: settings as JSON -> the result as JSON, or {"error": one line}."""
     try:
-        return json.dumps(run(Settings(**json.loads(question)), first_fit, drawn), separators=(",", ":"))
+        return json.dumps(run(Settings(**json.loads(question)), first_fit, drawn, policies), separators=(",", ":"))
     except UserError as error:
         return json.dumps({"error": " ".join(str(error).split())})
 
@@ -79,13 +82,13 @@ def _steps(settings: Settings, scheduler: Scheduler, requests: list[Request], lo
     return recording
 
 
-def _scheduler(settings: Settings, manager: KVCacheManager, log: list[Event]) -> Scheduler:
+def _scheduler(settings: Settings, manager: KVCacheManager, policies: rules.Policies, log: list[Event]) -> Scheduler:
     most = {"max_num_seqs": settings.max_num_seqs, "max_num_batched_tokens": None}
-    chosen = {"victim": rules.victim(settings)} if settings.is_paged else {}
+    chosen = {"victim": rules.victim(settings, policies)} if settings.is_paged else {}
     return Scheduler(manager, SchedulerConfig(preemption=PreemptionMode.RECOMPUTE, **most, **chosen), log)
 
 
-def _memory(settings: Settings, first_fit: FirstFit) -> KVCacheManager:
+def _memory(settings: Settings, first_fit: FirstFit, policies: rules.Policies) -> KVCacheManager:
     """Paging keeps no watermark, as vLLM V1 and saturated_queue. Chunks are cut in single slots."""
     slots, size = settings.kv_slots, settings.block_size
     if settings.is_paged:
@@ -95,5 +98,5 @@ def _memory(settings: Settings, first_fit: FirstFit) -> KVCacheManager:
         return paged
     round_up = settings.chunks == "explainer" and settings.policy != "oracle"
     allocator = None if settings.chunks == "buddy" else first_fit(slots, round_up)
-    reserved = {"reservation": rules.reservation(settings), "max_model_len": settings.max_model_len}
+    reserved = {"reservation": rules.reservation(settings, policies), "max_model_len": settings.max_model_len}
     return ContiguousKVCacheManager(slots, 1, **reserved, allocator=allocator)

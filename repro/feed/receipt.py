@@ -18,6 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from repro import display
+
 QUEUED, PROMPT, OWN_STEPS, OTHERS_PROMPTS = "queued", "prompt", "own_steps", "others_prompts"
 STALLED, PREEMPTED, RECOMPUTED, SWAPPED = "stalled", "preempted", "recomputed", "swapped"
 CAUSES = (QUEUED, PROMPT, OWN_STEPS, OTHERS_PROMPTS, STALLED, PREEMPTED, RECOMPUTED, SWAPPED)
@@ -79,6 +81,9 @@ class Receipt:
         }
         counted = [f"{what} {count:,}" for what, count in counts.items() if count]
         return f"request {self.request_id} took {self.latency_s:.3g} s: " + "; ".join([", ".join(parts), *counted])
+
+    def _repr_html_(self) -> str:
+        return display.fields(str(self), self.row())
 
     def _part(self, cause: str, seconds: float) -> str:
         said = f"{cause.replace('_', ' ')} {seconds:.3g} s"

@@ -2,7 +2,7 @@
 
     receipts = repro.Receipts()
     repro.serve("vllm", "opt-13b", trace, observers=(receipts,))
-    print(receipts.of(7)); pandas.DataFrame(receipts.rows())
+    print(receipts.of(7)); repro.to_frame(receipts)
 
 Each moment of a request's life has one cause, so the causes add up. What is charged to whom is a rule, the same for a
 real engine and a simulated one. It needs no model of what an iteration costs:
@@ -24,6 +24,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from repro import display
 from repro.checks import shown
 from repro.engine.loop import Engine
 from repro.engine.scheduler import Batching, Prefill, Scheduler, SchedulerOutput
@@ -112,6 +113,13 @@ class Receipts(OfOneRun):
     def rows(self) -> list[dict[str, Any]]:
         """All of them as rows of a table, for pandas."""
         return [receipt.row() for receipt in self]
+
+    def _repr_html_(self) -> str:
+        """Where time went, cause by cause, and the first and last receipts."""
+        rows = self.rows()
+        means = {cause: sum(row[f"{cause}_s"] for row in rows) / len(rows) for cause in CAUSES if rows}
+        said = ", ".join(f"{cause.replace('_', ' ')} {seconds:.3g} s" for cause, seconds in means.items() if seconds)
+        return display.table(f"{len(rows):,} receipts; on average: {said or 'nothing yet'}", rows)
 
     def end(self, request: Request, at_s: float) -> Receipt:
         """The receipt of a request that has ended at this moment, by the engine's clock; it is let go. Who takes a

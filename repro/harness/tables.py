@@ -12,8 +12,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from repro import display
+from repro.checks import shown
 from repro.errors import UserError
 from repro.hashing import sha256_json, write_atomically
+from repro.history.memory_map import MemoryMap, Moment
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,6 +41,28 @@ def show_whole_tables() -> None:
 
     if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() and pd.get_option("display.max_rows") == 60:
         pd.set_option("display.max_rows", SHOWN, "display.min_rows", SHOWN, "display.max_colwidth", 100)
+
+
+def to_frame(things: Any) -> pd.DataFrame:
+    """Whatever has rows, for pandas: what has a `to_frame` of its own, the bills of a memory map, the block tables of
+    one of its moments, or several things that are a row each, such as receipts, events, outcomes and requests.
+    UserError for anything else."""
+    import pandas as pd
+
+    if hasattr(things, "to_frame"):
+        return things.to_frame()
+    if isinstance(things, MemoryMap):
+        return pd.DataFrame(things.rent())
+    if isinstance(things, Moment):
+        return pd.DataFrame(things.rows())
+    is_one, is_several = hasattr(things, "row"), isinstance(things, Iterable) and not isinstance(things, str | Mapping)
+    found = [things] if is_one else list(things) if is_several else []
+    if not (is_one or is_several) or not all(hasattr(one, "row") for one in found):
+        raise UserError(
+            f"{shown(things)} has no rows; give a trace, a served run, receipts, a generation, a memory map, or a list "
+            "of events, outcomes or requests"
+        )
+    return pd.DataFrame([one.row() for one in found])
 
 
 class Rows(dict[str, "pd.DataFrame"]):
@@ -71,6 +96,15 @@ class Rows(dict[str, "pd.DataFrame"]):
     def read(cls, files: Mapping[str, Path | bytes], keys: Keys) -> Rows:
         """Tables from their files or contents; those without a file are empty."""
         return cls({name: read_table(files[name]) if name in files else _empty(keys[name]) for name in keys}, keys)
+
+    def _repr_html_(self) -> str:
+        """Each table by its name; the tables themselves show all of their rows."""
+        return "".join(
+            display.indexed(
+                f"{name}: {len(table):,} rows", len(table), lambda at, table=table: table.iloc[at].to_dict()
+            )
+            for name, table in self.items()
+        )
 
     def written(self) -> dict[str, bytes]:
         """Table -> its CSV text, of the tables that have rows."""

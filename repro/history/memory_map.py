@@ -3,7 +3,7 @@
     memory = repro.MemoryMap()
     repro.serve("vllm", "opt-13b", trace, observers=(memory,))  # or LLM(...).generate(..., observers=(memory,))
     memory  # in a notebook: blocks by iterations, to scrub and play
-    memory.save("map.html"); memory.at(120).tables; pandas.DataFrame(memory.rent())
+    memory.save("map.html"); memory.at(120).tables; repro.to_frame(memory)
 
 A run that nobody has watched has its map afterwards (`served.memory_map()`): it is made again.
 
@@ -21,6 +21,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from repro import display
 from repro.checks import whole
 from repro.engine.loop import Engine
 from repro.engine.scheduler import Scheduler, SchedulerOutput
@@ -53,6 +54,27 @@ class Moment:
     swapped: ByRequest
     stored: dict[int, int]
     cached: frozenset[int]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """As rows of a table: one for each block table, and one for the part of it that is in CPU memory."""
+        return [
+            {
+                "request_id": request,
+                "sequence": place,
+                "memory": memory,
+                "stored_tokens": self.stored.get(request),
+                "blocks": len(table),
+                "block_table": list(table),
+            }
+            for memory, tables in (("GPU", self.tables), ("CPU", self.swapped))
+            for request, places in tables.items()
+            for place, table in places.items()
+        ]
+
+    def _repr_html_(self) -> str:
+        rows = [row | {"block_table": display.ranges(row["block_table"])} for row in self.rows()]
+        said = f"iteration {self.iteration:,}, {self.start_s:.4g} s to {self.end_s:.4g} s"
+        return display.table(f"{said}: {len(rows):,} block tables", rows)
 
 
 class MemoryMap(OfOneRun):

@@ -4,10 +4,11 @@ import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from repro import display
 from repro.engine.events import Event
 from repro.engine.loop import Outcome
 from repro.engine.memory import OpKind
@@ -21,6 +22,9 @@ from repro.llm.recorder import Recorder
 from repro.llm.requests import Asked
 from repro.llm.state import RequestState
 from repro.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,12 @@ class Sample:
     stop_reason: int | str | None = None
     best_logprobs: list[dict[int, float]] | None = field(default=None, repr=False)
 
+    def row(self) -> dict[str, Any]:
+        """As a row of a table."""
+        mean = float(np.mean(self.logprobs)) if self.logprobs else None
+        ended = {"finish_reason": self.finish_reason, "stop_reason": self.stop_reason}
+        return {"text": self.text, "tokens": len(self.token_ids), "mean_logprob": mean, **ended}
+
 
 @dataclass(frozen=True)
 class RequestResult:
@@ -55,6 +65,17 @@ class RequestResult:
     prompt_logprobs: list[dict[int, float] | None] | None = field(default=None, repr=False)
     error: str | None = None
     missed: Missed | None = field(default=None, repr=False)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """As rows of a table: one for each sample, or one that says why there is none."""
+        prompt = self.prompt or f"{len(self.prompt_token_ids)} token ids"
+        if self.error:
+            return [{"prompt": prompt, "error": self.error}]
+        times = {name: getattr(self.outcome, name, None) for name in ("first_token_s", "finish_s")}
+        return [{"prompt": prompt, **sample.row(), **times} for sample in self.samples]
+
+    def _repr_html_(self) -> str:
+        return display.table(f"{len(self.samples)} samples", self.rows())
 
     @property
     def texts(self) -> list[str | None]:
@@ -134,16 +155,18 @@ class Generation:
     def __len__(self) -> int:
         return len(self.results)
 
-    def _repr_html_(self) -> str:
+    def rows(self) -> list[dict[str, Any]]:
+        """As rows of a table: one for each sample, and one for each prompt that was refused."""
+        return [{"number": number, **row} for number, one in enumerate(self) for row in one.rows()]
+
+    def to_frame(self) -> "pd.DataFrame":
+        """The same rows for pandas."""
         import pandas as pd
 
-        lines = []
-        for one in self:
-            prompt = one.prompt or "token ids"
-            lines += [(prompt, s.text or f"{len(s.token_ids)} tokens", np.mean(s.logprobs)) for s in one.samples]
-            lines += [(prompt, one.error, np.nan)] if one.error else []
-        shown = pd.DataFrame(lines, columns=["prompt", "sample", "mean log-probability"]).style.hide(axis="index")
-        return shown.format(escape="html", precision=2).set_properties(**{"text-align": "left"}).to_html()
+        return pd.DataFrame(self.rows())
+
+    def _repr_html_(self) -> str:
+        return display.table(repr(self), self.rows())
 
 
 def result_of(one: Asked, states: list[RequestState], outcomes: list[Outcome], tokenizer: Any) -> RequestResult:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from repro import display
 from repro.checks import instance, lookup, number, several, user_facing, whole
 from repro.engine.config import DEPLOYMENTS, GIB, Deployment, check_block_size
 from repro.engine.events import Event
@@ -63,6 +64,21 @@ class Served:
             f"{len(self.outcomes):,} requests, finished after {self.engine.clock.now:,.0f} s: mean normalized latency "
             f"{self.latency_s_per_token:.3g} s/token, {self.engine.scheduler.num_preemptions:,} preemptions"
         )
+
+    def rows(self, of: str = "requests") -> list[dict[str, Any]]:
+        """As rows of a table: of its "requests", in the order of the trace, or of its "events". UserError for events
+        that were not recorded."""
+        asked = lookup("table", {"requests": lambda: self.outcomes, "events": lambda: self.events}, of)
+        return [one.row() for one in asked()]
+
+    def to_frame(self, of: str = "requests") -> pd.DataFrame:
+        """The same rows for pandas."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows(of))
+
+    def _repr_html_(self) -> str:
+        return display.indexed(repr(self), len(self.outcomes), lambda number: self.outcomes[number].row())
 
     @property
     def recipe(self) -> Recipe:

@@ -8,13 +8,17 @@ import functools
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from repro import display
 from repro.checks import instance, number, whole
 from repro.errors import UserError
 from repro.workloads.lengths import ARRIVALS_STREAM, LengthSource, SourceFacts
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TICK_S = 0.01  # the authors draw a Poisson count of arrivals for each 10 ms
 MAX_REQUESTS = 20_000_000  # a trace beyond this is a slip of the keyboard, not an experiment
@@ -106,6 +110,19 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.arrival_s)
+
+    def row(self, number: int) -> dict[str, Any]:
+        """A request as a row of a table."""
+        return {"request_id": number, **{name: getattr(self, name)[number].item() for name in _DTYPES}}
+
+    def to_frame(self) -> "pd.DataFrame":
+        """The requests, a row each."""
+        import pandas as pd
+
+        return pd.DataFrame({"request_id": np.arange(len(self)), **{name: getattr(self, name) for name in _DTYPES}})
+
+    def _repr_html_(self) -> str:
+        return display.indexed(str(self.card), len(self), self.row)
 
     @functools.cached_property
     def hash(self) -> str:

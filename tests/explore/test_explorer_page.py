@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +129,8 @@ def put(tab: Tab, name: str, value: object) -> None:
 def shown(tab: Tab, policy: str, line: str, column: int = 2) -> str:
     """A number of a card's table: 1 this step, 2 the mean, 3 what is printed."""
     return tab.evaluate(
-        f"[...document.querySelectorAll('[data-policy={policy}] tbody tr')].find((row) => row.cells[0].textContent === "
-        f"{json.dumps(line)}).cells[{column}].textContent"
+        f"[...document.querySelectorAll('[data-policy={policy}] tbody tr')].find((row) => row.cells[0].textContent"
+        f".startsWith({json.dumps(line)})).cells[{column}].textContent"
     )
 
 
@@ -189,6 +190,63 @@ def test_a_reader_changes_everything_and_sees_it_run(tab: Tab, text: str) -> Non
     assert "has no attribute 'no', line 2: `return request.no`" in tab.evaluate(
         "document.querySelector('.rule .error').textContent"
     )
+    assert tab.complaints == []
+
+
+#: a stop of each slider, other than where it begins
+STOPS = {
+    "kv_slots": 32768,
+    "block_size": 32,
+    "max_num_seqs": 64,
+    "max_model_len": 8192,
+    "declared": 512,
+    "mean_output": 128,
+    "spread": 50,
+    "shortest_prompt": 128,
+    "longest_prompt": 1000,
+    "system_prompt": 64,
+    "arrivals": 40,
+}
+
+
+def test_every_control_reaches_the_runs(tab: Tab) -> None:
+    sliders = {name: stops for group in page.SHOWN["sliders"].values() for name, _, _, stops in group}
+    assert sliders.keys() == STOPS.keys()
+    ours = Settings(**STOPS, seed=5, chunks="exact", policy="pow2")
+    assert all(vars(ours)[name] != vars(Settings())[name] for name in STOPS)
+    tab.open(FILE.as_uri())
+    tab.wait_for(SETTLED)
+    put(tab, "preset", "2,048 tokens declared")
+    for policy in ("max", "oracle", "pow2"):
+        tab.evaluate(f"document.querySelector('[name=policy][value={policy}]').click()")
+    chosen = {name: sliders[name].index(stop) for name, stop in STOPS.items()} | {"seed": "5", "chunks": "exact"}
+    for name, value in chosen.items():
+        put(tab, name, value)
+    cards = "[...document.querySelectorAll('.card')].map((card) => card.dataset.policy)"
+    assert tab.evaluate(cards) == ["pow2", "paged"]
+    for policy in ("pow2", "paged"):
+        made = run(replace(ours, policy=policy).relevant, first_fit.FirstFitAllocator, {})
+        assert shown(tab, policy, "sequences, tokens a step") == f"{made['counters']['tokens_per_step']:.2f}"
+        assert shown(tab, policy, "% with a token") == f"{made['counters']['token_states']:.1f}"
+        assert shown(tab, policy, "% never used") == f"{made['counters']['internal']:.1f}"
+        assert shown(tab, policy, "waiting", 1) == f"{made['waiting'][1000]:,}"
+    assert shown(tab, "paged", "preemptions") == f"{made['counters']['preemptions']:,}"
+
+    # The kernel's penalty, which needs no run.
+    put(tab, "penalty", "20")
+    assert shown(tab, "paged", "tokens ÷ penalty") == f"{made['counters']['tokens_per_step'] / 1.2:.2f}"
+
+    # One colour a request, and a block that all of them share.
+    colors = (
+        "(() => { const one = document.querySelector('[data-policy=paged] canvas'); const data = new Uint32Array(one"
+        ".getContext('2d').getImageData(0, 0, one.width, one.height).data.buffer); return new Set(data).size; })()"
+    )
+    assert tab.evaluate(colors) >= made["sequences"][1000]
+    key = "new KeyboardEvent('keydown', { key: 'ArrowRight' })"
+    tab.evaluate(f"document.querySelector('[data-policy=paged] canvas').dispatchEvent({key})")
+    told = tab.evaluate("document.querySelector('[data-policy=paged] .readout').textContent")
+    count = made["sequences"][1000] + 1  # all that run, and the declared prefix itself
+    assert told == f"Block 0 is full. It is block 0 of the system prompt, reference count {count}."
     assert tab.complaints == []
 
 

@@ -89,7 +89,7 @@ def test_where_they_part_is_drawn_in_both(parted: Difference, tab: Tab, tmp_path
             found = tab.evaluate(
                 f"""(() => {{
                 const canvas = document.querySelector('[data-map={name}] .history canvas');
-                const bad = numbers(css("--bad")), columns = new Map();
+                const bad = numbers(styleOf(document.body)("--bad")), columns = new Map();
                 const {{ data }} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
                 for (let at = 0; at < data.length; at += 4) {{
                   if (bad.every((value, i) => Math.abs(value - data[at + i]) < 3)) {{

@@ -26,7 +26,7 @@ def test_the_locks_are_exact_and_hold_what_the_project_asks_for() -> None:
     assert not set(base) & set(models)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    light = project["dependencies"] + extras["server"] + extras["test"]
+    light = project["dependencies"] + extras["notebook"] + extras["server"] + extras["test"]
     for wanted, locked in ((light, base), (extras["models"], models)):
         for asked in wanted:
             name, _, version = asked.split(";")[0].partition("==")

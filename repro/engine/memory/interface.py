@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from repro import display
 from repro.checks import whole
 from repro.engine.config import check_block_size
 from repro.engine.sequence import Sequence, SequenceGroup
@@ -67,6 +68,7 @@ class KVCacheManager(ABC):
     shares: bool  # several sequences of a group can refer to one block
     #: prompt tokens of groups that started, and those of them found in a prefix cache
     num_asked = num_hit = 0
+    _tables: dict[Sequence, list[int]]  # of the sequences that hold blocks
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = check_block_size(block_size)
@@ -134,6 +136,17 @@ class KVCacheManager(ABC):
     @abstractmethod
     def free_sequence(self, seq: Sequence) -> None:
         """Take back what one sequence holds."""
+
+    def _repr_html_(self) -> str:
+        """The block tables that it has now."""
+        said = f"{self.num_blocks:,} blocks of {self.block_size} slots, {self.num_free_blocks:,} free"
+        held = list(self._tables.items())
+
+        def row(number: int) -> dict[str, object]:
+            seq, table = held[number]
+            return {"sequence": seq.seq_id, "blocks": len(table), "block_table": display.ranges(table)}
+
+        return display.indexed(f"{type(self).__name__}: {said}; {len(held):,} block tables", len(held), row)
 
     @abstractmethod
     def block_table(self, seq: Sequence) -> list[int]:

@@ -1,23 +1,26 @@
-// The explorer: controls, curves, maps of memory. Every number and sentence comes from repro.explore.run, which a
-// worker runs in Pyodide, or which ran when the page was made. Here they are only drawn.
-(() => {
-  const about = JSON.parse(document.getElementById("about").textContent);
-  const SECONDS = 30;  // a run that takes longer is given up: a rule of the reader's may not end
+// The explorer: controls, curves, maps of memory. Every number and sentence comes from repro.explore.run. Here they are
+// only drawn.
+//
+// `root` holds the controls: a page's document, or a notebook's shadow root. `python` runs what is asked of it: start()
+// and stop() it, ask(key); it says { ready }, { key, text } or { failure } to `heard`, and `isReady` says whether it can
+// be asked. It is given up after `seconds`. Returns what ends the explorer.
+function explorer(root, about, python) {
   const PATIENCE = 4000;  // ms after which a run that is no longer wanted is not waited for
   const KEPT = 24;  // results in memory
   const NAMES = Object.fromEntries(about.policies.map(([policy, ...names]) => [policy, names]));
   const SLIDERS = Object.values(about.sliders).flat();
-  const form = document.querySelector("form"), cards = document.querySelector(".cards");
-  const status = document.querySelector(".status"), curves = document.querySelector(".curves canvas");
-  const scrub = document.querySelector("[name=step][type=range]"), playing = document.querySelector("[name=play]");
+  const find = (selector) => root.querySelector(selector), place = root.host || document.body;
+  const css = styleOf(root.host || document.documentElement);
+  const form = find("form"), cards = find(".cards"), status = find(".status"), curves = find(".curves canvas");
+  const scrub = find("[name=step][type=range]"), playing = find("[name=play]");
   const field = (name) => form.elements[name];
   const since = (began) => `${((performance.now() - began) / 1000).toFixed(1)} s`;
 
   // What is set
 
-  const values = { ...about.defaults, ...about.presets[0].differs };
+  const values = { ...about.defaults, ...about.start.differs };
   const codes = { ...about.examples };
-  let shown = ["max", "oracle", "paged"];
+  let { shown } = about.start;
   let moment = 1000;
 
   function slider(name) {
@@ -90,93 +93,48 @@
   // Runs: those of the page, and those of the interpreter
 
   const results = new Map();  // key -> run, or { error }
-  let worker = null, ready = false, asked = null, watch = 0;
+  let asked = null, watch = 0, startedAt = 0;
 
   function keep(key, run) {
     results.set(key, run);
     if (results.size > KEPT) results.delete(results.keys().next().value);
   }
 
-  // This runs in the worker. All that the interpreter needs lies in the page: what it would fetch is given to it.
-  function inWorker() {
-    let answer = null;
-    async function start({ files, lock, sources, drawn, allocator }) {
-      const types = { wasm: "application/wasm", js: "text/javascript" };
-      self.fetch = async (address) => {
-        const name = String(address).split("/").pop();
-        const type = types[name.split(".").pop()] || "application/zip";
-        return new Response(files[name], { headers: { "Content-Type": type } });
-      };
-      for (const name of ["pyodide.js", "pyodide.asm.js"]) {
-        importScripts(URL.createObjectURL(new Blob([files[name]], { type: types.js })));
-      }
-      const python = await self.loadPyodide({ indexURL: "https://in-this-page.invalid/", lockFileContents: lock });
-      for (const [path, text] of Object.entries(sources)) {
-        python.FS.mkdirTree(`/project/${path}`.replace(/\/[^/]*$/, ""));
-        python.FS.writeFile(`/project/${path}`, text);
-      }
-      python.globals.set("given", python.toPy({ drawn, allocator }));
-      answer = python.runPython([
-        "import json, sys",
-        "from importlib import import_module",
-        "sys.path.insert(0, '/project')",
-        "from repro.explore.run import answer",
-        "first_fit, drawn = import_module(given['allocator']).FirstFitAllocator, json.loads(given['drawn'])",
-        "lambda question: answer(question, first_fit, drawn)",
-      ].join("\n"));
-    }
-    self.onmessage = async ({ data }) => {
-      try {
-        if (data.files) await start(data);
-        else self.postMessage({ key: data.key, text: answer(data.key) });
-        if (data.files) self.postMessage({ ready: true });
-      } catch (error) {
-        self.postMessage({ key: data.key, failure: String(error.message || error).trim().split("\n").pop() });
-      }
-    };
+  function start() {
+    if (python.isReady || startedAt) return;
+    startedAt = performance.now();
+    say("Python starts …");
+    python.start();
   }
 
-  async function startInterpreter() {
-    if (worker) return;
-    const address = URL.createObjectURL(new Blob([`(${inWorker})()`], { type: "text/javascript" }));
-    const mine = worker = new Worker(address);
-    say("Python starts …");
-    const began = performance.now(), names = about.files;
-    const contents = await Promise.all(names.map(unpacked)), sources = JSON.parse(await textOf("sources"));
-    const files = Object.fromEntries(names.map((name, i) => [name, contents[i]]));
-    mine.onerror = (event) => fail(event.message || "the interpreter could not be started");
-    mine.onmessage = ({ data }) => {
-      if (data.ready) {
-        ready = true;
-        say(`Python started in ${since(began)}.`);
-        ask();
-      } else if (data.failure) {
-        fail(data.failure);
-      } else {
+  python.heard = ({ ready, key, text, failure }) => {
+    if (ready) {
+      say(`Python started in ${since(startedAt)}.`);
+      ask();
+    } else if (failure) {
+      fail(failure, key);
+    } else {
+      if (asked && asked.key === key) {
         clearTimeout(watch);
         say(`Python ran “${NAMES[asked.policy][0]}” in ${since(asked.began)}.`);
-        document.body.dataset.live = Number(document.body.dataset.live || 0) + 1;
+        place.dataset.live = Number(place.dataset.live || 0) + 1;
         asked = null;
-        keep(data.key, JSON.parse(data.text));
-        show();
-        ask();
       }
-    };
-    if (worker === mine) {
-      mine.postMessage({ files, lock: about.lock, sources, drawn: await textOf("drawn"), allocator: about.allocator });
+      keep(key, JSON.parse(text));
+      show();
+      ask();
     }
-  }
+  };
 
-  function stopInterpreter() {
+  function stop() {
     clearTimeout(watch);
-    if (worker) worker.terminate();
-    worker = asked = null;
-    ready = false;
+    python.stop();
+    asked = null;
+    startedAt = 0;
   }
 
-  function fail(message) {
-    const key = asked && asked.key;
-    stopInterpreter();
+  function fail(message, key = asked?.key) {
+    stop();
     if (key) keep(key, { error: message });
     say(`Python stopped: ${message}`);
     show();
@@ -187,12 +145,13 @@
     const wanted = shown.map(settingsOf).filter((one) => !results.has(keyOf(one)) && !(keyOf(one) in about.runs));
     if (!wanted.length) return;
     const [missing] = wanted, isStale = asked && !wanted.some((one) => keyOf(one) === asked.key);
-    if (isStale && performance.now() - asked.began > PATIENCE) stopInterpreter();  // a rule that does not end, say
-    if (!worker) startInterpreter();
-    if (!ready || asked) return;
+    if (isStale && performance.now() - asked.began > PATIENCE) stop();  // a rule that does not end, say
+    start();
+    if (!python.isReady || asked) return;
+    const seconds = python.seconds;
     asked = { key: keyOf(missing), policy: missing.policy, began: performance.now() };
-    worker.postMessage({ key: asked.key });
-    watch = setTimeout(() => fail(`no end after ${SECONDS} s; change the rule or the settings`), SECONDS * 1000);
+    python.ask(asked.key);
+    watch = setTimeout(() => fail(`no end after ${seconds} s; change the rule or the settings`), seconds * 1000);
   }
 
   const say = (text) => { status.textContent = text; };
@@ -506,7 +465,7 @@
     const told = form.querySelector(".rule .error");
     told.hidden = !mine?.error;
     told.textContent = mine?.error || "";
-    document.body.dataset.state = waiting ? "running" : "settled";
+    place.dataset.state = waiting ? "running" : "settled";
     draw();
     if (!waiting && !performance.getEntriesByName("first picture").length) performance.mark("first picture");
   }
@@ -515,7 +474,7 @@
     const last = values.warmup_steps + values.steps - 1;
     moment = Math.min(moment, last);
     [scrub.max, scrub.value] = [last, moment];
-    document.querySelector("output[name=step]").textContent = `step ${many(moment)} / ${many(last)}`;
+    find("output[name=step]").textContent = `step ${many(moment)} / ${many(last)}`;
     for (const policy of shown) cardOf(policy).draw();
     drawCurves();
   }
@@ -560,7 +519,7 @@
     }
     pen.fillStyle = css("--ink");
     pen.fillRect(x(moment) - 0.75, 6, 1.5, height - 26);
-    const caption = document.querySelector("figcaption");
+    const caption = find("figcaption");
     const parts = cardsThere.map((card) => {
       const now = many(card.run.sequences[card.memory.step]);
       const part = html("span", {}, html("b", { textContent: NAMES[card.policy][0] }), ` ${now}`);
@@ -577,9 +536,9 @@
   let later = 0;
   function changed() {
     showControls();
-    startInterpreter();
+    start();
     clearTimeout(later);
-    document.body.dataset.state = "running";
+    place.dataset.state = "running";
     later = setTimeout(() => { show(); ask(); }, 200);
   }
 
@@ -628,11 +587,20 @@
     timer = timer ? 0 : setInterval(() => goTo((moment + 2) % (values.warmup_steps + values.steps)), 60);
     [playing.textContent, playing.ariaLabel] = timer ? ["❚❚", "pause"] : ["▶", "play"];
   });
-  isDark.addEventListener("change", draw);
-  addEventListener("resize", draw);
+  let width = cards.clientWidth;
+  const sizes = new ResizeObserver(() => { if (cards.clientWidth !== width) { width = cards.clientWidth; draw(); } });
+  sizes.observe(cards);
+  const endTheme = onTheme(draw);
 
   buildControls();
   field("code").value = codes[values.rule];
-  say("These runs came with the page.");
+  say(about.start.said);
   show();
-})();
+  ask();
+  return () => {
+    clearInterval(timer);
+    clearTimeout(watch);
+    sizes.disconnect();
+    endTheme();
+  };
+}

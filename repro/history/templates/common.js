@@ -36,8 +36,22 @@ function numbers(color) {
 
 // Colours
 
-const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const isDark = matchMedia("(prefers-color-scheme: dark)");
+const styleOf = (element) => (name) => getComputedStyle(element).getPropertyValue(name).trim();
+
+// Dark is what JupyterLab's theme says, elsewhere what the system says.
+const system = matchMedia("(prefers-color-scheme: dark)");
+const isDark = () => {
+  const { jpThemeLight } = document.body.dataset;
+  return jpThemeLight ? jpThemeLight === "false" : system.matches;
+};
+
+// Calls `redraw` whenever that changes, until what it returns is called.
+function onTheme(redraw) {
+  const watching = new MutationObserver(redraw);
+  watching.observe(document.body, { attributeFilter: ["data-jp-theme-light"] });
+  system.addEventListener("change", redraw);
+  return () => { watching.disconnect(); system.removeEventListener("change", redraw); };
+}
 
 function rgb(hue, saturation, light) {
   const at = (n) => {
@@ -50,8 +64,8 @@ function rgb(hue, saturation, light) {
 
 // Colours of neighbouring requests lie far apart: steps of the golden angle.
 function colorOf(request) {
-  if (request < 0) return isDark.matches ? [225, 225, 225] : [50, 50, 60];
-  return rgb((request * 137.508) % 360, 0.5, (isDark.matches ? 0.58 : 0.55) + 0.07 * ((request % 3) - 1));
+  if (request < 0) return isDark() ? [225, 225, 225] : [50, 50, 60];
+  return rgb((request * 137.508) % 360, 0.5, (isDark() ? 0.58 : 0.55) + 0.07 * ((request % 3) - 1));
 }
 
 const mixed = (color, ground, share) => color.map((value, i) => Math.round(value * share + ground[i] * (1 - share)));

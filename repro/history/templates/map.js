@@ -20,6 +20,7 @@ function jumpsOf(run, parting) {
 // A memory map in the elements named `name`. All that it shows comes from repro.history.memory_map; here block tables
 // are made again from changes. `view` is what all maps of a page have in common: where one looks (see player.js).
 function memoryMap(name, run, view) {
+  const css = styleOf(document.documentElement);
   const { num_blocks: blocks, block_size: size } = run, frames = run.start_s.length;
   const FREE = 0, CACHED = 1, PREFIX = 2;  // what a cell is; from 3 on by twos a request, and one more: without a token
   const MARGIN = { left: 78, right: 10, bottom: 38, row: 14 };
@@ -139,7 +140,7 @@ function memoryMap(name, run, view) {
 
   // The blocks of a window of iterations, one pixel for each of a device's.
   function drawBitmap(width, height) {
-    const key = [width, height, ...shownFrames, view.followed, isDark.matches].join();
+    const key = [width, height, ...shownFrames, view.followed, isDark()].join();
     if (key === bitmapOf) return;
     bitmapOf = key;
     colors = palette();

@@ -72,7 +72,7 @@
     for (const map of maps) map.drawKey();
     draw();
   }
-  isDark.addEventListener("change", lay);
+  onTheme(lay);
   addEventListener("resize", lay);
 
   for (const option of [...span.options]) if (Number(option.value) >= frames) option.remove();

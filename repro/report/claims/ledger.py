@@ -9,11 +9,13 @@ equal judgements give equal bytes."""
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from repro import display
 from repro.errors import UserError
 from repro.hashing import write_atomically
 from repro.report.claims.claim import EVIDENCE, SAME_RULE, Claim, Judgement, judge_entry, load
@@ -56,7 +58,24 @@ def record(judgements: Iterable[Judgement], experiment: str, directory: Path) ->
     return pd.DataFrame([item for item in entries if item["id"] in fresh], columns=_SHOWN)
 
 
-def read(directory: Path) -> list[Entry]:
+class Ledger(list[Entry]):
+    """The entries of all claims."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each key of each claim, with the columns of `compare`."""
+        from repro.report.claims.compare import compare
+
+        return compare(self)
+
+    def _repr_html_(self) -> str:
+        found = Counter(str(one["verdict"]) for one in self)
+        said = ", ".join(f"{number} {verdict}" for verdict, number in found.items())
+        return display.indexed(
+            f"{len(self)} claims: {said}", len(self), lambda at: {name: self[at][name] for name in _SHOWN}
+        )
+
+
+def read(directory: Path) -> Ledger:
     """The entries of `directory`/claims.json, one for each known claim; all "not run" where there is no file yet."""
     path = directory / FILE_NAME
     stored: dict[str, list[Contribution]] = {}
@@ -66,7 +85,7 @@ def read(directory: Path) -> list[Entry]:
         except (ValueError, KeyError, TypeError) as error:
             again = "delete it and run the experiments again"
             raise UserError(f"{path} is not a claims ledger ({error}); {again}") from None
-    return [entry(claim, stored.get(claim.id, [])) for claim in load().values()]
+    return Ledger(entry(claim, stored.get(claim.id, [])) for claim in load().values())
 
 
 def contribution(judgement: Judgement, experiment: str) -> Contribution:
