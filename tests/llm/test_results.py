@@ -5,16 +5,24 @@ from cells import Cells
 
 pytest.importorskip("torch")
 
+from repro.engine.systems import system
 from repro.harness.tables import to_frame
+from repro.history.recipe import Setup
+from repro.history.recorded import Recorded
 from repro.llm.results import Generation, RequestResult, Sample, Statistics
 
 WICKED = "<script>alert('&')</script>"
 
 
+def made_of(results: list[RequestResult]) -> Generation:
+    recorded = Recorded(Setup(system("vllm"), 100, 16, 2048, 0), [], [], {})
+    return Generation(results, Statistics(*[1] * 17), [], 0, recorded)
+
+
 def generation() -> Generation:
     sample = Sample(WICKED, [1, 2], [-0.5, -1.5], "length")
     results = [RequestResult(WICKED, [3], [sample]), RequestResult(None, [3, 4], [], error="too long")]
-    return Generation(results, Statistics(*[1] * 17), [], seed=0)
+    return made_of(results)
 
 
 def test_a_generation_is_a_table_of_its_samples() -> None:
@@ -29,7 +37,7 @@ def test_so_is_one_of_its_results() -> None:
 
 
 def test_a_long_generation_shows_its_first_and_last_samples() -> None:
-    made = Generation(generation().results * 500, Statistics(*[1] * 17), [], seed=0)
+    made = made_of(generation().results * 500)
     lines = Cells(made._repr_html_()).lines
     assert ["… 980 more …"] in lines and len(lines) == 22
 
