@@ -57,7 +57,7 @@ class FoundAfterTheEnd(PrefixCachingKVCacheManager):
         self._later: dict[SequenceGroup, list[bytes]] = {}
 
     def _keep(self, group: SequenceGroup, first: int, num_tokens: int) -> None:
-        self._later[group] = list(self._contents(group, num_tokens))
+        self._later[group] = list(self.contents(group, num_tokens))
 
     def free(self, group: SequenceGroup) -> None:
         for block, content in zip(self._tables[group.seqs[0]], self._later.pop(group)):
@@ -77,7 +77,7 @@ class WholeOrNot(PrefixCachingKVCacheManager):
 
     def can_allocate(self, group: SequenceGroup, num_tokens: int) -> bool:
         promised = sum(final - len(self._tables[one.seqs[0]]) for one, final in self._final.items())
-        revived = sum(not self.gpu.ref_counts[block] for block in self._match(group))
+        revived = sum(not self.gpu.ref_counts[block] for block in self.match(group))
         return self.blocks_needed(group, self._last_tokens(group)) + revived + promised <= self.gpu.num_free
 
     def allocate(self, group: SequenceGroup, num_tokens: int) -> None:
