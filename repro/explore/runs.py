@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 from repro.checks import shown, user_facing
-from repro.engine.memory.prefix_cache import Hashes
-from repro.engine.systems import system
 from repro.errors import UserError
 from repro.history.memory_map import MemoryMap
-from repro.history.recipe import Recipe, Setup
-from repro.history.recorded import Ends, Recorded
+from repro.history.recipe import Recipe
+from repro.history.recorded import Recorded
 from repro.server.replay import Logged
 from repro.simulate.executor import SimulatedExecutor
 
@@ -50,12 +47,5 @@ def logged(path: str) -> Recorded:
     log = Logged.read(path)
     if not log.is_whole:
         raise UserError(f"{path}: the server has ended before all of its requests did; their lengths are not known")
-    head = log.head
-    chosen = replace(system(head["system"]), watermark=head["watermark"]).with_scheduler(**head["scheduler"])
-    contents = {line["request"]: [str(one).encode() for one in line["hash_ids"]] for line in log.lines}
-    hashes: Hashes = lambda request: contents[request.request_id]
-    sizes = head["num_blocks"], head["block_size"], head["max_model_len"], head["num_cpu_blocks"]
-    setup = Setup(chosen, *sizes, hashes if chosen.prefix_caching else None)
-    ends = {line["request"]: Ends(line["output_lengths"], line["stopped"]) for line in log.lines}
     timing = None if log.cost_model is None else SimulatedExecutor(log.cost_model)
-    return Recorded(setup, log.requests, log.events, ends, timing)
+    return Recorded(log.setup, log.requests, log.events, log.ends, timing)

@@ -57,12 +57,15 @@ class Forced(Executor):
         return ends.stopped[sample] and count == ends.lengths[sample] < group.request.output_tokens
 
 
-class _Noting(Forced):
-    """Beams continue where they did, by iterations; it notes by which of their steps."""
+class ByIteration(Forced):
+    """Beams continue where they did by the iterations of `events`, for a run whose requests join and leave in these;
+    `by_step` notes by which of their steps."""
 
-    def __init__(self, ends: Mapping[int, Ends], forks: Parents, timing: Executor | None) -> None:
+    def __init__(self, ends: Mapping[int, Ends], events: Iterable[Event], timing: Executor | None = None) -> None:
         super().__init__(ends, {}, timing)
-        self._forks, self.by_step = forks, Parents()
+        forks = [event for event in events if event.kind == "fork"]
+        self._forks = {(event.request_id, event.iteration - 1): list(event.detail["parents"]) for event in forks}
+        self.by_step = Parents()
 
     def _continued(self, group: SequenceGroup, iteration: int) -> list[int] | None:
         parents = self._forks.get((group.request.request_id, iteration))
@@ -116,15 +119,10 @@ class Recorded:
 
     def _again(
         self, timing: Executor | None, observers: Iterable[Observer] = (), times_s: Items[tuple[float, float]] = ()
-    ) -> tuple[list[Turn], _Noting]:
+    ) -> tuple[list[Turn], ByIteration]:
         """Through the run once; who joined and went, and when by the clock that `timing` moves. With `times_s` an
         iteration begins no earlier than it did."""
-        forks = {
-            (event.request_id, event.iteration - 1): list(event.detail["parents"])
-            for event in self.events
-            if event.kind == "fork"
-        }
-        executor, log = _Noting(self.ends, forks, timing), list[Event]()
+        executor, log = ByIteration(self.ends, self.events, timing), list[Event]()
         engine = Engine(self.setup.scheduler(log), executor, observers=observers)
         by_id, turns = {request.request_id: request for request in self.requests}, list[Turn]()
         try:

@@ -16,20 +16,20 @@ from typing import Any
 
 from repro.checks import lookup
 from repro.engine.events import Event
-from repro.engine.executor import StepResult
+from repro.engine.executor import Executor
 from repro.engine.loop import Engine, Outcome
-from repro.engine.scheduler import SchedulerOutput
-from repro.engine.sequence import Request, SequenceGroup
+from repro.engine.memory.prefix_cache import Hashes
+from repro.engine.sequence import Request
 from repro.engine.systems import system
 from repro.errors import UserError
+from repro.history.recipe import Setup
+from repro.history.recorded import ByIteration, Ends
 from repro.sampling_params import SamplingParams
 from repro.server.log import lines_of
 from repro.simulate.cost_model import CostModel, PaddedCostModel
 from repro.simulate.executor import SimulatedExecutor
 
 _COSTS = {kind.__name__: kind for kind in (CostModel, PaddedCostModel)}
-#: where only decisions are asked for
-_NO_MATTER = CostModel("any", 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,20 @@ class Logged:
         return {line["request"]: (line["end_ms"] - line["timestamp"]) / 1000 for line in ended}
 
     @property
+    def setup(self) -> Setup:
+        """What served, as far as decisions follow from it."""
+        head = self.head
+        contents = {line["request"]: [str(one).encode() for one in line["hash_ids"]] for line in self.lines}
+        chosen = replace(system(head["system"]), watermark=head["watermark"]).with_scheduler(**head["scheduler"])
+        sizes = head["num_blocks"], head["block_size"], head["max_model_len"], head["num_cpu_blocks"]
+        hashes: Hashes | None = (lambda request: contents[request.request_id]) if chosen.prefix_caching else None
+        return Setup(chosen, *sizes, hashes)
+
+    @property
+    def ends(self) -> dict[int, Ends]:
+        return {line["request"]: Ends(line["output_lengths"], line["stopped"]) for line in self.lines}
+
+    @property
     def cost_model(self) -> CostModel | None:
         """The server's own; None if it was real."""
         given = self.head["cost_model"]
@@ -88,45 +102,15 @@ def _request(line: dict[str, Any]) -> Request:
     return Request(line["request"], line["timestamp"] / 1000, *lengths, sampling, None, line["priority"])
 
 
-class Forced(SimulatedExecutor):
-    """Outputs end where they did, and beams continue where they did."""
-
-    def __init__(self, logged: Logged, cost_model: CostModel) -> None:
-        super().__init__(cost_model)
-        self._ends = {line["request"]: (line["output_lengths"], line["stopped"]) for line in logged.lines}
-        forks = [event for event in logged.events if event.kind == "fork"]
-        self._parents = {(event.request_id, event.iteration - 1): list(event.detail["parents"]) for event in forks}
-
-    def lookahead(self, output: SchedulerOutput, now_s: float, until_s: float) -> int:
-        return 1  # as at a server, where a request may come at any time
-
-    def execute(self, output: SchedulerOutput) -> StepResult:
-        result = super().execute(output)
-        for group in (*output.decodes, *(prefill.group for prefill in output.prefills)):
-            if (parents := self._parents.get((group.request.request_id, output.iteration))) is not None:
-                result.parents[group] = parents
-            result.stopped += [(group, seq) for seq in group.seqs if self._stops(group, seq.seq_id, output.iteration)]
-        return result
-
-    def _stops(self, group: SequenceGroup, name: str, iteration: int) -> bool:
-        lengths, stopped = self._ends[group.request.request_id]
-        sample, count = int(name.rpartition(".")[2]), group.num_generated(iteration) + 1
-        return stopped[sample] and count == lengths[sample] < group.request.output_tokens
-
-
-def _engine(logged: Logged, cost_model: CostModel, events: list[Event] | None) -> Engine:
-    head = logged.head
-    chosen = replace(system(head["system"]), watermark=head["watermark"]).with_scheduler(**head["scheduler"])
-    hashes = {line["request"]: [str(one).encode() for one in line["hash_ids"]] for line in logged.lines}
-    sizes = head["num_blocks"], head["block_size"], head["max_model_len"], head["num_cpu_blocks"]
-    manager = chosen.manager(*sizes, lambda request: hashes[request.request_id])
-    return Engine(chosen.decide(manager, events), Forced(logged, cost_model))
+def _engine(logged: Logged, events: list[Event] | None, timing: Executor | None = None) -> Engine:
+    """Steps one iteration at a time, as at a server, where a request may come at any time."""
+    return Engine(logged.setup.scheduler(events), ByIteration(logged.ends, logged.events, timing))
 
 
 def decided(logged: Logged) -> list[Event]:
     """What the simulator decides, if requests join and are taken back in the iterations in which they were."""
     events: list[Event] = []
-    engine = _engine(logged, _NO_MATTER, events)
+    engine = _engine(logged, events)
     scheduler, by_id = engine.scheduler, {request.request_id: request for request in logged.requests}
     try:
         for event in logged.events:
@@ -156,7 +140,7 @@ def difference(ours: Items[Event], theirs: Items[Event]) -> str | None:
 def timed(logged: Logged, cost_model: CostModel) -> dict[int, Outcome]:
     """What comes of each request in virtual time, if they arrive, and are taken back, at the seconds at which they did
     at the server."""
-    engine = _engine(logged, cost_model, None)
+    engine = _engine(logged, None, SimulatedExecutor(cost_model))
     clock, scheduler = engine.clock, engine.scheduler
     arriving = [(request.arrival_s, request.request_id, request) for request in logged.requests]
     leaving = [(line["end_ms"] / 1000, line["request"], None) for line in logged.lines if line["ended"] == "abort"]
